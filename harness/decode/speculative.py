@@ -1,0 +1,67 @@
+"""Two tiers, lossless: speculative decoding (Leviathan et al., arXiv 2211.17192)."""
+
+from collections.abc import Callable, Sequence
+
+from harness.decode.accept import Chooser, Sampling, first_stop, keep_probability, residual
+from harness.decode.base import Block, plain_step
+from harness.drafters.base import Drafter
+from harness.errors import UserError
+from harness.model.load import Model
+from harness.model.tiers import Tier, Tiers
+from harness.records import Route
+
+
+class Speculative:
+    """Draft, score the block with the full verifier, keep the longest accepted prefix, correct or add a bonus token.
+
+    The output law is the full verifier's at any temperature.
+    """
+
+    name = "speculative"
+    lossless = True
+    gate_name = None
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        sampling: Sampling,
+        model: Model,
+        gamma: int,
+        drafter: Callable[[Tiers, Sampling, Model], Drafter],
+    ) -> None:
+        check_gamma(gamma)
+        self.tiers = tiers
+        self.sampling = sampling
+        self.gamma = gamma
+        self.drafter = drafter(tiers, sampling, model)
+
+    @property
+    def drafter_name(self) -> str:
+        return self.drafter.name
+
+    def tier_roles(self) -> tuple[Tier | None, Tier | None]:
+        return self.drafter.tier, None
+
+    def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
+        asked = min(self.gamma, remaining - 1)  # the full verifier adds a token to whatever is kept
+        draft = self.drafter.draft(tokens, asked, chooser)
+        drafted = len(draft.tokens)
+        if not drafted:
+            return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
+        full_probs = self.sampling.warp(self.tiers.full.forward((*tokens, *draft.tokens), rows=drafted + 1))
+        kept = first_stop(chooser.accept(keep_probability(full_probs[:drafted], draft)))
+        bonus = kept == drafted
+        last = chooser.draw(full_probs[drafted] if bonus else residual(full_probs[kept], draft, kept))
+        return Block(
+            tokens=(*draft.tokens[:kept], last),
+            asked=asked,
+            drafted=drafted,
+            routes=(Route.ESCALATE,) * min(kept + 1, drafted),
+            kept=kept,
+            bonus=bonus,
+        )
+
+
+def check_gamma(gamma: int) -> None:
+    if gamma < 1:
+        raise UserError(f"gamma={gamma}: want at least 1 drafted token a block.")

@@ -1,0 +1,1 @@
+"""Drafter families, one file each: something that proposes the next few tokens."""

@@ -1,0 +1,33 @@
+"""Self-skipping: the full verifier with many of its layers left out drafts for itself (Draft & Verify, SWIFT)."""
+
+from collections.abc import Sequence
+
+from harness.decode.accept import Chooser, Draft, Sampling
+from harness.drafters.base import draft_with
+from harness.model.load import Model
+from harness.model.slim import evenly_spaced, read_mask
+from harness.model.tiers import Tiers
+
+
+class SelfSkip:
+    """Keeps the layers of ``mask`` (a file or a list), or skips evenly spaced ones at ``skip_ratio``.
+
+    Runs on the committed entries of the full verifier's cache, so it needs no cache and no prefill of its own.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        sampling: Sampling,
+        model: Model,
+        skip_ratio: float = 0.6,
+        mask: str | Sequence[int] | None = None,
+    ) -> None:
+        depth = model.transformer.spec.layers
+        layer_mask = evenly_spaced(depth, skip_ratio) if mask is None else read_mask(mask, depth)
+        self.name = f"self_skip({layer_mask.skip_ratio:.2g})"
+        self.sampling = sampling
+        self.tier = tiers.provisional("draft", layer_mask.layers)
+
+    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+        return draft_with(self.tier, self.sampling, tokens, count, chooser)

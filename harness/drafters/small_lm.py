@@ -1,0 +1,42 @@
+"""A smaller checkpoint with the same tokenizer drafts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.decode.accept import Chooser, Draft, Sampling
+from harness.drafters.base import draft_with
+from harness.errors import UserError
+from harness.model.load import Model, load_tokenizer, load_transformer
+from harness.model.tiers import Tiers
+
+
+class SmallLM:
+    """Any Llama-shaped checkpoint folder whose tokenizer is the full verifier's.
+
+    Embedding and head may be padded to other sizes than the full verifier's: both heads end at the last token the
+    tokenizer knows.
+
+    Raises:
+        UserError: no such folder, or another tokenizer.
+    """
+
+    def __init__(self, tiers: Tiers, sampling: Sampling, model: Model, path: str, dtype: str | None = None) -> None:
+        folder = Path(path).expanduser()
+        full = model.transformer
+        if not folder.is_dir():
+            raise UserError(
+                f"drafter.path={path!r} is not a folder; give a checkpoint with config.json and *.safetensors."
+            )
+        small = load_transformer(folder, dtype or str(full.dtype).removeprefix("torch."), str(full.device))
+        tokenizer = load_tokenizer(folder, small.spec)
+        if tokenizer.digest != model.tokenizer.digest:
+            raise UserError(
+                f"drafter {path!r} has another tokenizer than {model.name!r} ({tokenizer.vocab_size} and "
+                f"{model.tokenizer.vocab_size} tokens); token ids would not mean the same."
+            )
+        self.name = f"small_lm({folder.name})"
+        self.sampling = sampling
+        self.tier = tiers.independent("draft", small.with_vocabulary(tokenizer.vocab_size))
+
+    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+        return draft_with(self.tier, self.sampling, tokens, count, chooser)

@@ -1,0 +1,272 @@
+"""Decode every prompt of every task with every arm, interleaved; time, score, store, tabulate. Read top to bottom."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from harness.config import RunSettings
+from harness.decode.accept import Sampling, certain_or_sampled
+from harness.decode.autoregressive import Autoregressive
+from harness.decode.base import Decoder, StopRule
+from harness.environment import environment, git_state
+from harness.errors import UserError
+from harness.jobs.report import write_report
+from harness.log import Logger
+from harness.metrics import rows
+from harness.model.cache import KVCache
+from harness.model.load import Model
+from harness.model.tiers import Tiers
+from harness.records import SCHEMA, ArmRecord, DataSource, Example, Generation, RunRecord, SampleRecord
+from harness.scoring import METRICS
+from harness.store import RunFolder, check_writable, new_run_id
+from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
+
+BASELINE = Autoregressive.name
+
+
+class Task(Protocol):
+    """What the bench asks of a task (``tasks/``)."""
+
+    name: str
+    metrics: tuple[str, ...]
+    template: str
+    stop: tuple[str, ...]
+    max_input_tokens: int
+
+    def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
+    def calibration(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
+    def prediction(self, text: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """An example as token ids. ``input_cut`` counts the input tokens that were removed to fit."""
+
+    task: Task
+    example: Example
+    ids: tuple[int, ...]
+    input_cut: int
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha256(json.dumps(self.ids).encode()).hexdigest()
+
+
+def bench(
+    settings: RunSettings,
+    model: Callable[..., Model],
+    methods: Mapping[str, partial[Any]],
+    tasks: Mapping[str, Task],
+    log: Logger,
+    config: str,
+) -> Path:
+    """Run the comparison and return the run folder.
+
+    The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
+
+    Raises:
+        UserError: whatever can be known to be missing or wrong before the first prompt is decoded.
+    """
+    screen = Console(stderr=True)
+    if not tasks:
+        raise UserError("no task is chosen: write task=translation, or another of `python -m harness --help`.")
+    check_writable(Path(settings.results_dir) / "runs")
+    loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
+    verifier = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
+    prompts = [
+        make_prompt(verifier, tasks[name], example) for name, (examples, _) in loaded.items() for example in examples
+    ]
+    decoders = build_arms(settings, verifier, methods, prompts)
+    run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
+
+    folder = RunFolder.create(settings.results_dir, run, config)
+    samples: list[SampleRecord] = []
+    try:
+        log.start(run, plain_settings(config))
+        for sample in measure(settings, verifier, decoders, prompts, run.run_id, screen):
+            folder.append(sample)
+            log.sample(sample)
+            samples.append(sample)
+        summary = rows(run, samples)
+        log.summary(summary)
+        folder.finish({"samples": len(samples), "rows": summary})
+    except BaseException:
+        folder.fail()
+        raise
+    finally:
+        log.close()
+    results = Path(settings.results_dir)
+    write_report(folder.run, samples, results / "tables", results / "figures", settings.name, plain_settings(config))
+    screen.print(f"run folder {folder.path}", highlight=False, soft_wrap=True)
+    return folder.path
+
+
+def plain_settings(config: str) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.create(config))  # type: ignore[return-value]
+
+
+def make_prompt(model: Model, task: Task, example: Example) -> Prompt:
+    """The chat prompt of an example, its input cut to ``task.max_input_tokens`` from the end."""
+    text, cut = example.input, 0
+    ids = model.tokenizer.encode(text)
+    if len(ids) > task.max_input_tokens:
+        cut = len(ids) - task.max_input_tokens
+        text = model.tokenizer.decode(ids[: task.max_input_tokens])
+    return Prompt(task, example, tuple(model.tokenizer.chat(task.template.replace("{input}", text))), cut)
+
+
+def build_arms(
+    settings: RunSettings, model: Model, methods: Mapping[str, partial[Any]], prompts: Sequence[Prompt]
+) -> dict[str, Decoder]:
+    """A decoder for each arm, the baseline first; all take turns with one cache.
+
+    Raises:
+        UserError: a prompt that does not fit the model with its output, or what a method refuses.
+    """
+    sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    room = settings.max_new_tokens + max([settings.gamma, *(m.keywords.get("gamma", 0) for m in methods.values())]) + 1
+    capacity = len(longest.ids) + room
+    most = model.transformer.spec.max_positions
+    if capacity > most:
+        raise UserError(
+            f"{longest.task.name}, example {longest.example.id}: prompt and output need {capacity} positions, the "
+            f"model has {most}; lower tasks.{longest.task.name}.max_input_tokens or max_new_tokens."
+        )
+    cache = KVCache(model.transformer.spec, capacity, model.transformer.dtype, model.transformer.device)
+    arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}
+    return {
+        name: Decoder(method(tiers=Tiers(model.transformer, cache), sampling=sampling, model=model))
+        for name, method in arms.items()
+    }
+
+
+def describe(
+    settings: RunSettings,
+    model: Model,
+    decoders: Mapping[str, Decoder],
+    tasks: Mapping[str, Task],
+    data: Mapping[str, DataSource],
+    prompts: Sequence[Prompt],
+) -> RunRecord:
+    """The run's identity: everything a table must say beside its numbers."""
+    commit, dirty = git_state()
+    device = model.transformer.device
+    facts = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "dtype": str(model.transformer.dtype).removeprefix("torch."),
+        "threads": str(torch.get_num_threads()),
+        "slim_mask": model.mask_name or "none",
+        "slim_cache": "shared",
+    }
+    return RunRecord(
+        run_id=new_run_id(settings.run_name or settings.name),
+        schema=SCHEMA,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=model.name,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        arms=tuple(
+            ArmRecord(name, m.name, m.drafter_name, m.gate_name, m.lossless)
+            for name, m in ((name, decoder.method) for name, decoder in decoders.items())
+        ),
+        data=data,
+        prompts_sha={
+            name: hashlib.sha256("".join(p.sha for p in prompts if p.task is task).encode()).hexdigest()
+            for name, task in tasks.items()
+        },
+        task_metrics={name: task.metrics for name, task in tasks.items()},
+        git_commit=commit,
+        git_dirty=dirty,
+        env=environment() | facts,
+        status="running",
+    )
+
+
+def measure(
+    settings: RunSettings,
+    model: Model,
+    decoders: Mapping[str, Decoder],
+    prompts: Sequence[Prompt],
+    run_id: str,
+    screen: Console,
+) -> Iterator[SampleRecord]:
+    """Warm up, then decode prompt by prompt with all arms, in an order that turns so that no arm is always first."""
+    device = model.transformer.device
+    clock = synced_clock(device)
+    largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
+    names = list(decoders)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=screen) as progress:
+        bar = progress.add_task("warming up", total=len(prompts) * len(names))
+        for decoder in decoders.values():
+            warm_up(decoder.method.tiers, largest)
+        for index, prompt in enumerate(prompts):
+            decoders[BASELINE].prefill(prompt.ids)  # the first prefill of a length is slower; nobody is timed on it
+            order = names[index % len(names) :] + names[: index % len(names)]
+            for name in order if index % 2 == 0 else reversed(order):
+                progress.update(bar, description=f"{prompt.task.name}, {name}")
+                stop = StopRule(
+                    settings.max_new_tokens, model.tokenizer.eos_ids, prompt.task.stop, model.tokenizer.decode
+                )
+                reset_peak(device)
+                generation, prefill_s, decode_s = timed(
+                    decoders[name], prompt.ids, stop, seed_of(settings.seed, prompt), clock
+                )
+                text = visible_text(model, prompt.task, generation)
+                prediction = prompt.task.prediction(text)
+                references = prompt.example.references
+                yield SampleRecord(
+                    run_id=run_id,
+                    arm=name,
+                    task=prompt.task.name,
+                    example_id=prompt.example.id,
+                    prompt_tokens=len(prompt.ids),
+                    input_cut=prompt.input_cut,
+                    prompt_sha=prompt.sha,
+                    text=text,
+                    prediction=prediction,
+                    references=references,
+                    scores={m: METRICS[m].sample(prediction, references) for m in prompt.task.metrics},
+                    prefill_s=prefill_s,
+                    decode_s=decode_s,
+                    peak_bytes=peak_bytes(device),
+                    generation=generation,
+                )
+                progress.advance(bar)
+
+
+def timed(
+    decoder: Decoder, prompt: Sequence[int], stop: StopRule, seed: int, clock: Clock
+) -> tuple[Generation, float, float]:
+    """One prompt through one arm: the generation, seconds of prefill, seconds of decoding."""
+    method = decoder.method
+    chooser = certain_or_sampled(method.sampling, seed, method.tiers.model.device)
+    begun = clock()
+    decoder.prefill(prompt)
+    filled = clock()
+    generation = decoder.decode(stop, chooser)
+    return generation, filled - begun, clock() - filled
+
+
+def seed_of(seed: int, prompt: Prompt) -> int:
+    """A seed for this prompt's draws that depends neither on the order of prompts nor on the arm."""
+    digest = hashlib.sha256(f"{seed}/{prompt.task.name}/{prompt.example.id}".encode()).digest()
+    return int.from_bytes(digest[:7])
+
+
+def visible_text(model: Model, task: Task, generation: Generation) -> str:
+    """The output as text, up to the first stop string."""
+    text = model.tokenizer.decode(generation.token_ids)
+    ends = [place for stop in task.stop if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text

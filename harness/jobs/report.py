@@ -1,0 +1,80 @@
+"""Tables and figures from run folders, without measuring anything: ``python -m harness job=report``."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.errors import UserError
+from harness.metrics import complete_prompts
+from harness.records import RunRecord, SampleRecord
+from harness.report.figures import write_figure
+from harness.report.tables import RunReport, build, console, write_tables
+from harness.store import RunData, check_writable, find_runs, read, read_config
+
+WIDTH = 120
+"""Columns of the printed tables where there is no terminal to ask, such as a log file."""
+
+
+def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str = "quickstart") -> list[Path]:
+    """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
+
+    ``runs``: one run id or several; by default the newest finished run. A run that did not finish can be named: only
+    the prompts that all its arms decoded are used, and the tables say so.
+
+    Raises:
+        UserError: no such run, or a run that cannot be read or written.
+    """
+    wanted = [runs] if isinstance(runs, str) else runs
+    reports = [_load(folder) for folder in find_runs(results_dir, wanted)]
+    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
+
+
+def write_report(
+    run: RunRecord,
+    samples: Sequence[SampleRecord],
+    tables_dir: str | Path,
+    figures_dir: str | Path,
+    name: str,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Tables and figure of one run, printed and written. ``settings``: its configuration, for the page's foot."""
+    return write_reports([build(run, samples, settings)], Path(tables_dir), Path(figures_dir), name)
+
+
+def _load(folder: Path) -> RunReport:
+    data: RunData = read(folder)
+    samples: Sequence[SampleRecord] = data.samples
+    note = ""
+    if data.run.status != "finished":
+        samples = complete_prompts(data.run, samples)
+        left = len(data.samples) - len(samples) + data.dropped
+        note = f"this run did not finish: only prompts decoded by all arms are shown, {left} samples are left out"
+    if not samples:
+        raise UserError(f"run {data.run.run_id!r} has no prompt that all arms decoded: run it again.")
+    return build(data.run, samples, read_config(folder), note)
+
+
+def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+    """Print the tables, write all files, return their paths.
+
+    Raises:
+        UserError: ``name`` is no plain file name, or a folder cannot be written.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(
+            f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.', as in quickstart."
+        )
+    for folder in (tables_dir, figures_dir):
+        check_writable(folder)
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = WIDTH
+    for table in console(reports):
+        screen.print(table)
+    paths = write_tables(reports, tables_dir, name) + write_figure(reports, figures_dir, name)
+    for path in paths:
+        screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    return paths

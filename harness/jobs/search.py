@@ -1,0 +1,111 @@
+"""Search the layers of the slim verifier on calibration text that no test uses; every evaluated mask is kept."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from harness.dimr import Evaluation, calibration_text, random_search
+from harness.environment import git_state
+from harness.errors import UserError
+from harness.jobs.bench import Task, make_prompt
+from harness.model.load import Model
+from harness.store import check_writable, write_atomic
+
+
+def search(
+    model: Callable[..., Model],
+    tasks: Mapping[str, Task],
+    results_dir: str,
+    seed: int,
+    skip_ratio: float,
+    evaluations: int,
+    prompts: int,
+    new_tokens: int,
+    block: int,
+    alpha: float,
+    beta: float,
+    exchange: float,
+    mask_name: str | None = None,
+) -> Path:
+    """Write ``masks/<name>.json`` (the best) and ``masks/<name>.csv`` (all) under ``results_dir``.
+
+    Args:
+        skip_ratio: share r of layers to skip; L - round(r L) stay.
+        prompts: calibration prompts a task.
+        new_tokens: tokens the full verifier writes for each, at most; these are scored.
+        block: positions scored from one committed prefix.
+        alpha, beta: of the step cost, eq. 9.
+        exchange: see ``harness.dimr.random_search``.
+
+    Raises:
+        UserError: bad settings, or anything missing.
+    """
+    screen = Console(stderr=True)
+    for name, value in (("prompts", prompts), ("new_tokens", new_tokens), ("block", block)):
+        if value < 1:
+            raise UserError(f"job.{name}={value}: want at least 1.")
+    folder = Path(results_dir) / "masks"
+    check_writable(folder)
+    rows = {name: task.calibration(prompts, seed) for name, task in tasks.items()}
+    full = model(slim_mask=None, notify=lambda line: screen.print(line, style="dim", highlight=False))
+    examples = [(tasks[name], example) for name, (found, _) in rows.items() for example in found]
+    texts = [
+        calibration_text(full.transformer, make_prompt(full, task, example).ids, new_tokens, full.tokenizer.eos_ids)
+        for task, example in track(examples, "writing calibration text", console=screen)
+    ]
+    depth = full.transformer.spec.layers
+    found = random_search(texts, depth, skip_ratio, evaluations, seed, block, alpha, beta, exchange)
+    evaluated = list(track(found, "scoring masks", total=evaluations, console=screen))
+    best = min(evaluated, key=lambda evaluation: evaluation.cost)
+    name = mask_name or f"{full.name}_skip{round(100 * skip_ratio)}"
+    write_atomic(folder / f"{name}.csv", table(evaluated))
+    commit, dirty = git_state()
+    description = {
+        "model": full.name,
+        "layers": depth,
+        "kept_layers": list(best.mask.layers),
+        "skip_ratio": skip_ratio,
+        "cache_mode": "shared",
+        "cost": best.cost,
+        "agreement": best.agreement,
+        "positions": best.positions,
+        "evaluations": len(evaluated),
+        "search_s": sum(evaluation.seconds for evaluation in evaluated),
+        "seed": seed,
+        "block": block,
+        "alpha": alpha,
+        "beta": beta,
+        "exchange": exchange,
+        "dtype": str(full.transformer.dtype).removeprefix("torch."),
+        "calibration": {
+            key: {"source": f"{source.kind}: {source.location}", "rows": source.rows, "sha256": source.sha256}
+            for key, (_, source) in rows.items()
+        },
+        "git_commit": commit,
+        "git_dirty": dirty,
+    }
+    path = folder / f"{name}.json"
+    write_atomic(path, json.dumps(description, indent=2) + "\n")
+    screen.print(
+        f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; "
+        f"wrote {path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return path
+
+
+def table(evaluated: list[Evaluation]) -> str:
+    """Every mask in the order of evaluation."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("kept_layers", "cost", "agreement", "positions", "seconds"))
+    for found in evaluated:
+        layers = " ".join(map(str, found.mask.layers))
+        writer.writerow((layers, found.cost, found.agreement, found.positions, round(found.seconds, 3)))
+    return text.getvalue()

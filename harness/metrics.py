@@ -1,0 +1,379 @@
+"""Numbers from ``SampleRecord``s: every rate and speedup of the tables, its formula in its docstring.
+
+Conventions:
+
+* A rate is a ratio of sums: numerator and denominator are summed over all blocks of all prompts and divided once.
+  ``Ratio.prompt_mean`` is the mean of per-prompt rates; where reported, it has a name of its own.
+* 0/0 is None, never 0 or 1.
+* Tokens are generated ids, the end-of-sequence token included, counted by one rule in every arm; no text is
+  tokenised again. What the stop rule cuts off is not an output token.
+* Intervals are 95 % percentile bootstraps over prompts, seeded by the run's seed; fewer than two prompts have none.
+
+Not covered: modelled times. Seconds here were measured.
+"""
+
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.compare import (
+    BASELINE,
+    PAIR_METRICS,
+    Interval,
+    Pairs,
+    Samples,
+    bootstrap,
+    by_example,
+    decode_seconds,
+    divide,
+    output_tokens,
+    paired,
+    ratio_of_sums,
+    total_seconds,
+)
+from harness.errors import UserError
+from harness.records import BlockTrace, MetricRow, Route, RunRecord, SampleRecord, StopReason
+from harness.scoring import METRICS, Metric
+
+CORPUS_RESAMPLES = 300
+CORPUS_PROMPTS = 100
+"""A corpus metric that is no mean gets no interval above this many prompts: each resample scores them all again."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of sums over prompts. ``terms`` gives one prompt's numerator and denominator."""
+
+    name: str
+    unit: str
+    higher_is_better: bool | None
+    definition: str
+    terms: Callable[[SampleRecord], tuple[float, float]]
+    has_interval: bool = False
+
+    def __call__(self, samples: Samples) -> float | None:
+        """Sum of numerators / sum of denominators."""
+        terms = [self.terms(sample) for sample in samples]
+        return divide(sum(top for top, _ in terms), sum(bottom for _, bottom in terms))
+
+    def prompt_mean(self, samples: Samples) -> float | None:
+        """Mean of per-prompt rates, over the prompts that have one: weighs a short output as much as a long one."""
+        rates = [rate for sample in samples if (rate := divide(*self.terms(sample))) is not None]
+        return divide(sum(rates), len(rates))
+
+    def interval(self, samples: Samples, seed: int) -> Interval:
+        """95 % bootstrap interval of the ratio of sums, where ``has_interval``; each costs thousands of draws."""
+        if not self.has_interval:
+            return None
+        terms = np.array([self.terms(sample) for sample in samples], dtype=float).reshape(-1, 2)
+        return bootstrap(ratio_of_sums, terms.T, seed)
+
+
+RATIOS: dict[str, Ratio] = {}
+"""All ratios by name, in the order of the tables."""
+
+
+def _ratio(
+    unit: str, higher_is_better: bool | None, has_interval: bool = False
+) -> Callable[[Callable[[SampleRecord], tuple[float, float]]], Ratio]:
+    """Turn a function of one prompt into a ``Ratio``; its docstring is the definition that tables print."""
+
+    def register(terms: Callable[[SampleRecord], tuple[float, float]]) -> Ratio:
+        definition = " ".join((inspect.getdoc(terms) or "").split())
+        made = Ratio(terms.__name__, unit, higher_is_better, definition, terms, has_interval)
+        RATIOS[made.name] = made
+        return made
+
+    return register
+
+
+def _sum(sample: SampleRecord, count: Callable[[BlockTrace], float]) -> float:
+    return sum(count(block) for block in sample.generation.blocks)
+
+
+# Rates over blocks.
+
+
+@_ratio("share", False, has_interval=True)
+def reject_rate(sample: SampleRecord) -> tuple[float, float]:
+    """(examined - kept) / examined draft tokens. An escalated token that the full verifier keeps is not rejected."""
+    examined = _sum(sample, lambda block: len(block.routes))
+    return examined - _sum(sample, lambda block: block.kept), examined
+
+
+@_ratio("share", False, has_interval=True)
+def draft_waste(sample: SampleRecord) -> tuple[float, float]:
+    """(drafted - kept) / drafted tokens: rejected, discarded unexamined, or cut off by the stop rule."""
+    drafted = _sum(sample, lambda block: block.drafted)
+    return drafted - _sum(sample, lambda block: block.kept), drafted
+
+
+@_ratio("per token", False, has_interval=True)
+def full_rate(sample: SampleRecord) -> tuple[float, float]:
+    """Forward passes of the full verifier after prefill / output tokens."""
+    return _sum(sample, lambda block: block.full_forwards), output_tokens(sample)
+
+
+@_ratio("share", False, has_interval=True)
+def block_full_rate(sample: SampleRecord) -> tuple[float, float]:
+    """Blocks with at least one pass of the full verifier / blocks."""
+    return _sum(sample, lambda block: block.full_forwards > 0), len(sample.generation.blocks)
+
+
+@_ratio("per token", None)
+def slim_rate(sample: SampleRecord) -> tuple[float, float]:
+    """Forward passes of the slim verifier / output tokens."""
+    return _sum(sample, lambda block: block.slim_forwards), output_tokens(sample)
+
+
+@_ratio("per token", None)
+def draft_rate(sample: SampleRecord) -> tuple[float, float]:
+    """Forward passes of the drafter / output tokens; 0 for a drafter without a model."""
+    return _sum(sample, lambda block: block.draft_forwards), output_tokens(sample)
+
+
+@_ratio("tokens per block", True, has_interval=True)
+def mean_accept_length(sample: SampleRecord) -> tuple[float, float]:
+    """Output tokens / blocks, correction and bonus token included (vLLM's convention), plain steps included."""
+    return output_tokens(sample), len(sample.generation.blocks)
+
+
+@_ratio("tokens per block", True)
+def accepted_drafts_per_block(sample: SampleRecord) -> tuple[float, float]:
+    """Kept draft tokens / blocks that drafted: without correction, bonus or plain steps."""
+    return _sum(sample, lambda block: block.kept), _sum(sample, lambda block: block.drafted > 0)
+
+
+@_ratio("tokens per block", None)
+def mean_drafted(sample: SampleRecord) -> tuple[float, float]:
+    """Drafted tokens / blocks that drafted; below gamma where the drafter fell short or the length limit was near."""
+    return _sum(sample, lambda block: block.drafted), _sum(sample, lambda block: block.drafted > 0)
+
+
+@_ratio("share", None)
+def plain_steps(sample: SampleRecord) -> tuple[float, float]:
+    """Blocks with no draft (one autoregressive step of the full verifier) / blocks."""
+    return _sum(sample, lambda block: block.drafted == 0), len(sample.generation.blocks)
+
+
+def _routed(sample: SampleRecord, route: Route) -> tuple[float, float]:
+    return (
+        _sum(sample, lambda block: block.routes.count(route)),
+        _sum(sample, lambda block: len(block.routes)),
+    )
+
+
+@_ratio("share", None)
+def accept_share(sample: SampleRecord) -> tuple[float, float]:
+    """Draft tokens the gate accepted / examined."""
+    return _routed(sample, Route.ACCEPT)
+
+
+@_ratio("share", None)
+def regenerate_share(sample: SampleRecord) -> tuple[float, float]:
+    """Draft tokens the gate replaced by the slim verifier's / examined."""
+    return _routed(sample, Route.REGENERATE)
+
+
+@_ratio("share", None)
+def escalate_share(sample: SampleRecord) -> tuple[float, float]:
+    """Draft tokens sent to the full verifier / examined; 1 for two-tier methods."""
+    return _routed(sample, Route.ESCALATE)
+
+
+# Lengths and times.
+
+
+@_ratio("tokens", None, has_interval=True)
+def mean_output_tokens(sample: SampleRecord) -> tuple[float, float]:
+    """Output tokens / prompts."""
+    return output_tokens(sample), 1
+
+
+@_ratio("tokens", None)
+def mean_prompt_tokens(sample: SampleRecord) -> tuple[float, float]:
+    """Prompt tokens, after any cut / prompts."""
+    return sample.prompt_tokens, 1
+
+
+@_ratio("share", None)
+def input_cut_share(sample: SampleRecord) -> tuple[float, float]:
+    """Prompts whose input was cut to fit / prompts."""
+    return sample.input_cut > 0, 1
+
+
+@_ratio("share", None)
+def length_stop_share(sample: SampleRecord) -> tuple[float, float]:
+    """Outputs ended by the length limit / prompts."""
+    return sample.generation.stop_reason is StopReason.LENGTH, 1
+
+
+@_ratio("s", False)
+def mean_prefill_s(sample: SampleRecord) -> tuple[float, float]:
+    """Seconds of prefill / prompts."""
+    return sample.prefill_s, 1
+
+
+@_ratio("s", False)
+def mean_decode_s(sample: SampleRecord) -> tuple[float, float]:
+    """Seconds of decoding after prefill / prompts."""
+    return sample.decode_s, 1
+
+
+@_ratio("tokens/s", True)
+def decode_tokens_per_s(sample: SampleRecord) -> tuple[float, float]:
+    """Output tokens / seconds of decoding after prefill."""
+    return output_tokens(sample), decode_seconds(sample)
+
+
+@_ratio("tokens/s", True)
+def end_to_end_tokens_per_s(sample: SampleRecord) -> tuple[float, float]:
+    """Output tokens / seconds of prefill and decoding."""
+    return output_tokens(sample), total_seconds(sample)
+
+
+# Quality.
+
+
+def quality(metric: Metric, samples: Samples, seed: int) -> tuple[float | None, Interval]:
+    """Corpus value of a quality metric and its 95 % bootstrap interval over prompts.
+
+    A metric whose corpus value is the mean of its sample values is resampled from those; any other (BLEU) is scored
+    anew on ``CORPUS_RESAMPLES`` draws of prompts, up to ``CORPUS_PROMPTS`` prompts.
+    """
+    predictions = [sample.prediction for sample in samples]
+    references = [sample.references for sample in samples]
+    value = metric.corpus(predictions, references)
+    if value is None or len(samples) < 2:
+        return value, None
+    scores = [score for sample in samples if (score := sample.scores.get(metric.name)) is not None]
+    if scores and math.isclose(sum(scores) / len(scores), value, rel_tol=1e-9, abs_tol=1e-9):
+        return value, bootstrap(ratio_of_sums, np.array([scores, np.ones(len(scores))]), seed)
+    if len(samples) > CORPUS_PROMPTS:
+        return value, None
+    draws = np.random.default_rng(seed).integers(len(samples), size=(CORPUS_RESAMPLES, len(samples)))
+    values = [metric.corpus([predictions[i] for i in draw], [references[i] for i in draw]) for draw in draws]
+    defined = [found for found in values if found is not None]
+    if len(defined) < len(values):
+        return value, None
+    low, high = np.percentile(defined, (2.5, 97.5)).tolist()
+    return value, (low, high)
+
+
+# Acceptance by position.
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRow:
+    """What became of the drafts at one place of a block; ``position`` counts from 1. Counts over all prompts."""
+
+    run_id: str
+    arm: str
+    task: str
+    position: int
+    drafted: int
+    examined: int
+    kept: int
+
+    @property
+    def accept_rate(self) -> float | None:
+        """kept / drafted: unconditional, falls along the block (vLLM's per-position acceptance)."""
+        return divide(self.kept, self.drafted)
+
+    @property
+    def accept_rate_if_examined(self) -> float | None:
+        """kept / examined: given that all drafts before it were kept."""
+        return divide(self.kept, self.examined)
+
+
+def position_rows(run: RunRecord, samples: Samples) -> list[PositionRow]:
+    """One row per task, arm and draft position; none for an arm that never drafted."""
+    found = []
+    for task, arm, cell in _cells(run, samples):
+        blocks = [block for sample in cell for block in sample.generation.blocks]
+        for place in range(max((block.drafted for block in blocks), default=0)):
+            found.append(
+                PositionRow(
+                    run.run_id,
+                    arm,
+                    task,
+                    place + 1,
+                    drafted=sum(block.drafted > place for block in blocks),
+                    examined=sum(len(block.routes) > place for block in blocks),
+                    kept=sum(block.kept > place for block in blocks),
+                )
+            )
+    return found
+
+
+# Everything.
+
+_Number = tuple[str, str, bool | None, float | None, Interval]
+"""Name, unit, higher is better, value, interval."""
+
+
+def _cells(run: RunRecord, samples: Samples) -> Iterator[tuple[str, str, list[SampleRecord]]]:
+    """(task, arm, samples in order of example id), in the run's order; tasks without any sample are left out.
+
+    Raises:
+        UserError: a sample's task or arm is not in the run, or an example was measured twice.
+    """
+    cells: dict[tuple[str, str], list[SampleRecord]] = defaultdict(list)
+    for sample in samples:
+        cells[sample.task, sample.arm].append(sample)
+    arms = [arm.arm for arm in run.arms]
+    for task, arm in cells:
+        if task not in run.task_metrics or arm not in arms:
+            raise UserError(f"run {run.run_id}: samples of {arm!r} on {task!r}, which run.json does not list.")
+    measured = {task for task, _ in cells}
+    for task in run.task_metrics:
+        for arm in arms:
+            if task in measured:
+                found = by_example(cells[task, arm])
+                yield task, arm, [found[example_id] for example_id in sorted(found)]
+
+
+def complete_prompts(run: RunRecord, samples: Samples) -> list[SampleRecord]:
+    """Samples of the prompts that every arm has decoded: what can be compared in a run that did not finish."""
+    done: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for sample in samples:
+        done[sample.task, sample.example_id].add(sample.arm)
+    return [sample for sample in samples if len(done[sample.task, sample.example_id]) == len(run.arms)]
+
+
+def rows(run: RunRecord, samples: Samples) -> list[MetricRow]:
+    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, rates, times.
+
+    Raises:
+        UserError: two arms decoded different prompts, or a sample does not belong to the run.
+    """
+    cells = {(task, arm): cell for task, arm, cell in _cells(run, samples)}
+    found: list[MetricRow] = []
+    for (task, arm), cell in cells.items():
+        pairs = paired(cell, cells[task, BASELINE]) if (task, BASELINE) in cells else []
+        for name, unit, better, value, interval in _numbers(run, task, cell, pairs):
+            low, high = interval or (None, None)
+            found.append(
+                MetricRow(run.run_id, arm, run.model, task, name, unit, better, value, low, high, len(cell), "ours")
+            )
+    return found
+
+
+def _numbers(run: RunRecord, task: str, cell: Samples, pairs: Pairs) -> Iterator[_Number]:
+    for name in run.task_metrics[task]:
+        metric = METRICS[name]
+        yield (name, metric.unit, metric.higher_is_better, *quality(metric, cell, run.seed))
+    for compared in PAIR_METRICS:
+        usable = [] if compared.greedy_only and run.temperature > 0 else pairs
+        interval = compared.interval(usable, run.seed) if usable and compared.interval else None
+        yield compared.name, compared.unit, compared.higher_is_better, compared.value(usable), interval
+    for ratio in RATIOS.values():
+        yield ratio.name, ratio.unit, ratio.higher_is_better, ratio(cell), ratio.interval(cell, run.seed)
+    for ratio in (reject_rate, mean_accept_length):
+        yield f"{ratio.name}_prompt_mean", ratio.unit, ratio.higher_is_better, ratio.prompt_mean(cell), None
+    peaks = [sample.peak_bytes for sample in cell if sample.peak_bytes is not None]
+    yield "peak_bytes", "bytes", False, max(peaks, default=None), None

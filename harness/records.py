@@ -1,0 +1,196 @@
+"""The types that flow from a task through the decoder to a table. Imports no torch.
+
+Only counts and seconds are stored; every rate is derived on reading, in ``metrics.py``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+SCHEMA = 1
+"""Version of the files in a run folder; a reader refuses a newer one."""
+
+
+class Route(StrEnum):
+    """What a gate decides for one drafted token."""
+
+    ACCEPT = "accept"
+    REGENERATE = "regenerate"
+    ESCALATE = "escalate"
+
+
+class StopReason(StrEnum):
+    """Why a generation ended."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOP_STRING = "stop_string"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of a task, before tokenisation.
+
+    ``input`` replaces ``{input}`` in the task's template; it alone is cut when a prompt is too long.
+    ``references`` are all equally right; at least one.
+    """
+
+    id: str
+    input: str
+    references: tuple[str, ...]
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.references:
+            raise ValueError(f"example {self.id!r} has no reference")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Where a task's rows really came from.
+
+    ``kind`` is ``local``, ``hub`` or ``builtin``; ``location`` a path or a dataset id with its configuration;
+    ``revision`` what was asked for and ``commit`` what was read (None when nobody told us: never made up);
+    ``sha256`` the digest of the rows used, as canonical JSON.
+    """
+
+    kind: str
+    location: str
+    split: str
+    revision: str | None
+    commit: str | None
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTrace:
+    """One block of decoding: what was drafted, how each examined draft was routed, what was emitted.
+
+    ``start``  output tokens before the block.
+    ``asked``  tokens asked of the drafter (gamma, fewer near the length limit, 0 for plain steps).
+    ``drafted``  tokens it proposed; 0 is an autoregressive step of the full verifier.
+    ``routes``  of the drafts that were examined and not cut off by the stop rule, in order. Two-tier methods route
+    every draft to the full verifier.
+    ``kept``  examined drafts that were emitted.
+    ``emitted``  output tokens of this block, after the stop rule: kept drafts, then at most one correction or bonus.
+    ``bonus``  1 when the last one is the extra token after a fully kept block.
+    """
+
+    start: int
+    asked: int
+    drafted: int
+    routes: tuple[Route, ...]
+    kept: int
+    emitted: int
+    bonus: int
+    draft_forwards: int
+    slim_forwards: int
+    full_forwards: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept <= len(self.routes) <= self.drafted <= self.asked:
+            raise ValueError(f"want 0 <= kept <= examined <= drafted <= asked, got {self}")
+        if not max(1, self.kept) <= self.emitted <= self.kept + 1:
+            raise ValueError(f"want 1 <= emitted and kept <= emitted <= kept + 1, got {self}")
+        if self.bonus and not (self.bonus == 1 and self.drafted == self.kept == self.emitted - 1):
+            raise ValueError(f"a bonus token follows a fully kept block, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Output of one prompt. ``token_ids`` excludes the prompt and includes the EOS token when that ended it."""
+
+    token_ids: tuple[int, ...]
+    blocks: tuple[BlockTrace, ...]
+    stop_reason: StopReason
+
+    def __post_init__(self) -> None:
+        emitted = sum(block.emitted for block in self.blocks)
+        if emitted != len(self.token_ids):
+            raise ValueError(f"blocks emitted {emitted} tokens, the output has {len(self.token_ids)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One prompt decoded by one arm (a method with its drafter and settings), one line of ``samples.jsonl``.
+
+    ``arm``  name of the arm, unique in the run; ``autoregressive`` is the baseline.
+    ``prompt_tokens``  after any cut; ``input_cut`` input tokens removed to fit.
+    ``prediction``  what was scored: ``text`` after the task's extraction.
+    ``scores``  per-sample quality by metric name; None where the metric has no value for this sample.
+    ``peak_bytes``  the allocator's peak on CUDA, None elsewhere.
+    """
+
+    run_id: str
+    arm: str
+    task: str
+    example_id: str
+    prompt_tokens: int
+    input_cut: int
+    prompt_sha: str
+    text: str
+    prediction: str
+    references: tuple[str, ...]
+    scores: Mapping[str, float | None]
+    prefill_s: float
+    decode_s: float
+    peak_bytes: int | None
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRecord:
+    """Identity of an arm: what a table says about it beside its numbers.
+
+    ``lossless`` is declared by the method from its settings, and true only if its output law is the full verifier's.
+    ``drafter`` and ``gate`` are None where the method has none.
+    """
+
+    arm: str
+    method: str
+    drafter: str | None
+    gate: str | None
+    lossless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Identity of a run, ``run.json``. ``status`` is ``running``, ``finished`` or ``failed``."""
+
+    run_id: str
+    schema: int
+    created: str
+    model: str
+    temperature: float
+    seed: int
+    arms: tuple[ArmRecord, ...]
+    data: Mapping[str, DataSource]
+    prompts_sha: Mapping[str, str]
+    task_metrics: Mapping[str, tuple[str, ...]]
+    git_commit: str | None
+    git_dirty: bool | None
+    env: Mapping[str, str]
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One number of a table, tidy: no compound keys.
+
+    ``value`` is None where undefined (0/0) and prints as a dash. ``low`` and ``high`` bound a 95 % interval, None when
+    there is none. ``source`` is ``ours`` or ``paper``.
+    """
+
+    run_id: str
+    arm: str
+    model: str
+    task: str
+    metric: str
+    unit: str
+    higher_is_better: bool | None
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    source: str

@@ -1,0 +1,315 @@
+"""Markdown, CSV and console tables of one or more runs. Numbers come from ``harness.metrics``; here they get words.
+
+Markdown and console round for reading; the CSV is tidy (one number a line) and in full precision.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from harness.compare import BASELINE, PAIR_METRICS
+from harness.metrics import RATIOS, PositionRow, position_rows, rows
+from harness.records import ArmRecord, MetricRow, RunRecord, SampleRecord
+from harness.scoring import METRICS
+from harness.store import write_atomic
+
+DASH = "–"  # noqa: RUF001  an en dash, so that an undefined number is no minus sign
+
+RATE_COLUMNS = (
+    "reject_rate",
+    "draft_waste",
+    "full_rate",
+    "block_full_rate",
+    "mean_accept_length",
+    "accepted_drafts_per_block",
+    "mean_drafted",
+    "plain_steps",
+)
+ROUTE_COLUMNS = ("accept_share", "regenerate_share", "escalate_share")
+DEFINED = ("speedup_decode", "speedup_end_to_end", "token_agreement", *RATE_COLUMNS, *ROUTE_COLUMNS)
+"""Metrics whose definitions stand below the tables."""
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``."""
+
+    run: RunRecord
+    rows: tuple[MetricRow, ...]
+    positions: tuple[PositionRow, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table: an arm on a task, its metrics and the baseline's by name."""
+
+    run: RunRecord
+    task: str
+    arm: ArmRecord
+    metrics: Mapping[str, MetricRow]
+    baseline: Mapping[str, MetricRow]
+
+    @property
+    def n(self) -> int:
+        return next(iter(self.metrics.values())).n
+
+    def value(self, metric: str, digits: int = 2) -> str:
+        return number(self.metrics.get(metric), digits)
+
+    def span(self, metric: str, digits: int = 2) -> str:
+        """Value with its interval: ``2.31 [1.90, 2.70]``."""
+        row = self.metrics.get(metric)
+        if row is None or row.low is None or row.high is None:
+            return number(row, digits)
+        return f"{number(row, digits)} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
+
+    def quality(self, metrics: Sequence[str], interval: bool) -> str:
+        cells = []
+        for name in metrics:
+            cell = self.span(name, 1) if interval else self.value(name, 1)
+            unit = " %" if METRICS[name].unit == "%" and cell != DASH else ""
+            cells.append(f"{name} {cell}{unit}")
+        return "; ".join(cells) or DASH
+
+
+def number(row: MetricRow | None, digits: int) -> str:
+    """A rounded value; a dash where there is none."""
+    return DASH if row is None or row.value is None else f"{row.value:.{digits}f}"
+
+
+def build(
+    run: RunRecord, samples: Sequence[SampleRecord], settings: Mapping[str, Any] | None = None, note: str = ""
+) -> RunReport:
+    """Compute all metrics of a run once, for every table and figure."""
+    return RunReport(run, tuple(rows(run, samples)), tuple(position_rows(run, samples)), settings or {}, note)
+
+
+def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
+    """Tasks and arms in each run's order."""
+    for report in reports:
+        cells: dict[tuple[str, str], dict[str, MetricRow]] = {}
+        for row in report.rows:
+            cells.setdefault((row.task, row.arm), {})[row.metric] = row
+        arms = {arm.arm: arm for arm in report.run.arms}
+        for (task, arm), metrics in cells.items():
+            yield Line(report.run, task, arms[arm], metrics, cells.get((task, BASELINE), {}))
+
+
+def _lead(line: Line, several: bool) -> dict[str, str]:
+    """Columns that say which line it is; the run only where there is more than one."""
+    run = {"run": line.run.run_id} if several else {}
+    return {**run, "task": line.task, "arm": line.arm.arm}
+
+
+def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """Quality and speed, one line per task and arm, as text."""
+    found = []
+    for line in lines(reports):
+        primary, *others = line.run.task_metrics[line.task]
+        source = line.run.data.get(line.task)
+        found.append(
+            {
+                **_lead(line, len(reports) > 1),
+                "drafter": line.arm.drafter or DASH,
+                "gate": line.arm.gate or DASH,
+                "data": source.kind if source else DASH,
+                "n": str(line.n),
+                "lossless": "yes" if line.arm.lossless else "**lossy**",
+                "quality": line.quality([primary], interval=True),
+                "further quality": line.quality(others, interval=True),
+                "agreement with greedy": line.span("token_agreement"),
+                "speedup, decode": line.span("speedup_decode"),
+                "speedup, end to end": line.span("speedup_end_to_end"),
+                "output tokens": line.value("mean_output_tokens", 1),
+                "baseline's output tokens": number(line.baseline.get("mean_output_tokens"), 1),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def rates_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """Rates of drafting and verifying, one line per task and arm, as text."""
+    return pd.DataFrame(
+        [
+            {**_lead(line, len(reports) > 1), **{name: line.value(name, 3) for name in (*RATE_COLUMNS, *ROUTE_COLUMNS)}}
+            for line in lines(reports)
+        ]
+    )
+
+
+def times_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """Measured seconds and rates, and how prompts were cut and outputs ended, as text."""
+    columns = {
+        "mean_prompt_tokens": 1,
+        "input_cut_share": 2,
+        "length_stop_share": 2,
+        "mean_prefill_s": 3,
+        "mean_decode_s": 3,
+        "decode_tokens_per_s": 2,
+        "end_to_end_tokens_per_s": 2,
+    }
+    return pd.DataFrame(
+        [
+            {**_lead(line, len(reports) > 1), **{name: line.value(name, digits) for name, digits in columns.items()}}
+            for line in lines(reports)
+        ]
+    )
+
+
+def positions_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """Kept / drafted at each place of a block, one line per task and arm that drafted, as text."""
+    last = max((row.position for report in reports for row in report.positions), default=0)
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for report in reports:
+        for row in report.positions:
+            run = {"run": row.run_id} if len(reports) > 1 else {}
+            blank = {**run, "task": row.task, "arm": row.arm, **{str(place + 1): DASH for place in range(last)}}
+            cell = found.setdefault((row.run_id, row.task, row.arm), blank)
+            cell[str(row.position)] = DASH if row.accept_rate is None else f"{row.accept_rate:.3f}"
+    return pd.DataFrame(found.values())
+
+
+def tidy_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """One number a line with everything that identifies it; undefined values are empty."""
+    found = []
+    for report in reports:
+        arms = {arm.arm: arm for arm in report.run.arms}
+        for row in report.rows:
+            source = report.run.data.get(row.task)
+            identity = asdict(row) | asdict(arms[row.arm]) | {"data": source.kind if source else None}
+            found.append(identity | {"git_commit": report.run.git_commit, "temperature": report.run.temperature})
+    return pd.DataFrame(found)
+
+
+def tidy_positions_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """Counts and rates by draft position; the columns alone where no arm drafted."""
+    rates = ("accept_rate", "accept_rate_if_examined")
+    columns = [*(known.name for known in fields(PositionRow)), *rates]
+    found = [[getattr(row, column) for column in columns] for report in reports for row in report.positions]
+    return pd.DataFrame(found, columns=columns)
+
+
+def definition(metric: str) -> str:
+    """The formula of a metric in one line."""
+    if metric in RATIOS:
+        return RATIOS[metric].definition
+    return next(known.definition for known in PAIR_METRICS if known.name == metric)
+
+
+def identity(report: RunReport) -> list[str]:
+    """Which run it was, on what: one fact a line."""
+    run, env = report.run, report.run.env
+    commit = DASH if run.git_commit is None else f"`{run.git_commit[:12]}`" + (" (dirty)" if run.git_dirty else "")
+    settings = {
+        "seed": run.seed,
+        "temperature": run.temperature,
+        **{key: report.settings.get(key, DASH) for key in ("gamma", "max_new_tokens", "limit")},
+    }
+    versions = ", ".join(f"{name} {env[name]}" for name in ("python", "torch", "transformers") if name in env)
+    machine = ", ".join(
+        filter(None, (env.get("device"), env.get("cpu"), f"{env['cores']} cores" if "cores" in env else ""))
+    )
+    found = [
+        f"run `{run.run_id}` ({run.status}), {run.created}",
+        f"model {run.model}; " + ", ".join(f"{key} {value}" for key, value in settings.items()),
+        f"commit {commit}; {versions or DASH}",
+        f"machine: {machine or DASH}; load average at start {env.get('load_average', DASH)}",
+    ]
+    for task, source in run.data.items():
+        version = source.commit or source.revision or DASH
+        prompts = run.prompts_sha.get(task, DASH)
+        found.append(
+            f"data of {task}: {source.kind}, {source.location}, {source.split}, version {version}, {source.rows} rows, "
+            f"sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
+        )
+    return [*found, report.note] if report.note else found
+
+
+def _markdown_table(frame: pd.DataFrame) -> str:
+    escaped = frame.map(lambda cell: str(cell).replace("|", r"\|"))
+    return str(escaped.to_markdown(index=False, disable_numparse=True))
+
+
+def markdown(reports: Sequence[RunReport], title: str) -> str:
+    """The whole page: results, rates, acceptance by position, identity of the runs, definitions."""
+    sections = [
+        ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
+        ("Rates", rates_frame(reports), ""),
+        ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
+        ("Times", times_frame(reports), ""),
+    ]
+    parts = [f"# {title}"]
+    for head, frame, remark in sections:
+        if not frame.empty:
+            parts += [f"## {head}", _markdown_table(frame), *([remark] if remark else [])]
+    facts = [fact for report in reports for fact in identity(report)]
+    parts += ["## Run", "\n".join(f"- {fact}" for fact in facts)]
+    parts += ["## Definitions", "\n".join(f"- `{name}`: {definition(name)}" for name in DEFINED)]
+    parts.append(f"{DASH} means undefined (0/0) or not applicable.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _console_table(title: str, columns: Sequence[str], caption: str) -> Table:
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table.box, table.collapse_padding, table.pad_edge = SIMPLE_HEAD, True, False
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index == 0 or name == "quality" else "right", overflow="fold")
+    return table
+
+
+def console(reports: Sequence[RunReport]) -> list[Table]:
+    """Two tables for a terminal of 120 columns: quality and speed, then rates. Full names stand in the Markdown."""
+    results = _console_table(
+        "Quality and speed, with 95 % intervals over prompts",
+        ("arm", "lossless", "quality", "agree", "speedup decode", "end to end", "tokens"),
+        "agree: tokens equal to the greedy baseline's; tokens: mean output of the arm / of the baseline",
+    )
+    rates = _console_table(
+        "Rates",
+        ("arm", "reject", "waste", "full", "block full", "length", "kept", "drafted", "plain", "routes"),
+        "reject: examined drafts not kept; waste: drafted, not emitted; full: full passes per token;\n"
+        "block full: blocks with a full pass; length: tokens per block; kept, drafted: per block that drafted;\n"
+        "plain: blocks with no draft; routes: shares accepted / regenerated / escalated of examined drafts",
+    )
+    previous = ""
+    for line in lines(reports):
+        source = line.run.data.get(line.task)
+        head = f"{line.task}, n={line.n}" + (f", {source.kind}" if source else "")
+        head += f", {line.run.run_id}" if len(reports) > 1 else ""
+        if head != previous:
+            for table in (results, rates):
+                table.add_section()
+                table.add_row(f"[bold]{escape(head)}[/bold]")
+        previous = head
+        results.add_row(
+            escape(line.arm.arm),
+            "yes" if line.arm.lossless else "[bold]lossy[/bold]",
+            line.quality(line.run.task_metrics[line.task], interval=False).replace("; ", "\n"),
+            line.value("token_agreement"),
+            escape(line.span("speedup_decode")),
+            escape(line.span("speedup_end_to_end")),
+            f"{line.value('mean_output_tokens', 1)} / {number(line.baseline.get('mean_output_tokens'), 1)}",
+        )
+        shares = "/".join(line.value(name) for name in ROUTE_COLUMNS)
+        rates.add_row(escape(line.arm.arm), *(line.value(name) for name in RATE_COLUMNS), shares)
+    return [results, rates]
+
+
+def write_tables(reports: Sequence[RunReport], folder: Path, name: str) -> list[Path]:
+    """``<name>.md``, ``<name>.csv`` and ``<name>_positions.csv``, each whole or not at all."""
+    files = {
+        folder / f"{name}.md": markdown(reports, name),
+        folder / f"{name}.csv": tidy_frame(reports).to_csv(index=False, lineterminator="\n"),
+        folder / f"{name}_positions.csv": tidy_positions_frame(reports).to_csv(index=False, lineterminator="\n"),
+    }
+    for path, text in files.items():
+        write_atomic(path, text)
+    return list(files)

@@ -1,0 +1,45 @@
+"""Clocks that wait for the device, and warm-up. Wall seconds, monotonic."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from harness.model.tiers import Tiers
+
+Clock = Callable[[], float]
+
+
+def synced_clock(device: torch.device) -> Clock:
+    """A clock that reads the time only when all work queued on ``device`` is done."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def read() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return read
+
+
+def warm_up(tiers: Tiers, largest_block: int) -> None:
+    """Run every tier at every block size from 1 to ``largest_block``, so that no timed forward is a shape's first.
+
+    The sequence is made of token 0; nothing of it is kept or counted.
+    """
+    zeros = (0,) * (largest_block + 2)
+    for tier in tiers.every:
+        for size in range(1, largest_block + 1):
+            tiers.prefill(zeros[:2])
+            tier.forward(zeros[: tier.length + size], rows=size)
+    tiers.rollback(0)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Highest memory the CUDA allocator has held since ``reset_peak``; None on other devices."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

@@ -1,0 +1,13 @@
+"""Shared fixtures. Tensor shapes in the signatures of the decoder and the model are checked while tests run."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
+
+import torch
+from jaxtyping import install_import_hook
+
+# The hook stays installed: it checks every module of these packages imported from here on.
+install_import_hook(["harness.model", "harness.decode", "harness.drafters"], "beartype.beartype")
+
+torch.set_num_threads(1)

