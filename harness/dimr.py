@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from harness.decode.accept import GreedyChooser, Sampling, widen
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.errors import UserError
@@ -23,6 +22,7 @@ from harness.model.cache import KVCache
 from harness.model.slim import LayerMask, kept_count
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
+from harness.sampling import GreedyChooser, Sampling, widen
 
 
 def step_cost(

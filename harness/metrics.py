@@ -224,6 +224,29 @@ def mean_decode_s(sample: SampleRecord) -> tuple[float, float]:
     return sample.decode_s, 1
 
 
+def _time_share(sample: SampleRecord, tier: int) -> tuple[float, float]:
+    spent = sample.generation.tier_s
+    return (0.0, 0.0) if spent is None else (spent[tier], decode_seconds(sample))
+
+
+@_ratio("share", None)
+def draft_time_share(sample: SampleRecord) -> tuple[float, float]:
+    """Seconds in forwards of the drafter / seconds of decoding."""
+    return _time_share(sample, 0)
+
+
+@_ratio("share", None)
+def slim_time_share(sample: SampleRecord) -> tuple[float, float]:
+    """Seconds in forwards of the slim verifier / seconds of decoding."""
+    return _time_share(sample, 1)
+
+
+@_ratio("share", None)
+def full_time_share(sample: SampleRecord) -> tuple[float, float]:
+    """Seconds in forwards of the full verifier / seconds of decoding; the rest is gates, look-up and bookkeeping."""
+    return _time_share(sample, 2)
+
+
 @_ratio("tokens/s", True)
 def decode_tokens_per_s(sample: SampleRecord) -> tuple[float, float]:
     """Output tokens / seconds of decoding after prefill."""

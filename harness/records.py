@@ -99,11 +99,16 @@ class BlockTrace:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Output of one prompt. ``token_ids`` excludes the prompt and includes the EOS token when that ended it."""
+    """Output of one prompt. ``token_ids`` excludes the prompt and includes the EOS token when that ended it.
+
+    ``tier_s``  seconds within the forwards of the draft, slim and full tier while decoding; None on devices that run
+    ahead of the clock, where reading it would mean waiting.
+    """
 
     token_ids: tuple[int, ...]
     blocks: tuple[BlockTrace, ...]
     stop_reason: StopReason
+    tier_s: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         emitted = sum(block.emitted for block in self.blocks)

@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from harness.decode.accept import GreedyChooser, Sampling
 from harness.decode.base import Decoder, StopRule
 from harness.decode.gate import Strictness
 from harness.decode.via_sd import ViaSD
@@ -13,6 +12,7 @@ from harness.drafters.self_skip import SelfSkip
 from harness.model.cache import KVCache
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
+from harness.sampling import GreedyChooser, Sampling
 from tests.toys import CPU, Scripted, tiers_of, tiny, tiny_model
 
 LAYERS = {"slim": (0, 1, 3), "draft": (0, 3)}

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -11,10 +11,9 @@ from itertools import cycle
 import pytest
 import torch
 
-from harness.decode import base as base_module
 from harness.decode import speculative as speculative_module
 from harness.decode import via_sd as via_sd_module
-from harness.decode.accept import Draft, GreedyChooser, RandomChooser, Sampling, first_stop
+from harness.decode.accept import first_stop
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate
@@ -28,13 +27,13 @@ from harness.model.load import Model
 from harness.model.slim import LayerMask
 from harness.model.tiers import Tiers
 from harness.records import BlockTrace, Generation, StopReason
+from harness.sampling import GreedyChooser, RandomChooser, Sampling
 from tests.toys import (
     CPU,
     GREEDY,
     BytesOf,
     DrafterFactory,
     Mixed,
-    Scripted,
     perturbed,
     scripted,
     shapes_unchecked,
@@ -54,7 +53,7 @@ class Case:
     """One prompt to decode: ``want`` is the baseline's answer, ``script`` the prompt and its unstopped continuation."""
 
     seed: int
-    gamma: int
+    gammas: tuple[int, int]
     model: Model
     prompt: tuple[int, ...]
     script: tuple[int, ...]
@@ -84,7 +83,8 @@ def case_of(seed: int) -> Case:
     model = model_of(seed)
     prompt = tuple(rng.choices(range(5), k=rng.randint(1, 16)))  # few symbols, so that n-grams come again
     longest = 1 + round(63 * rng.random() ** 2)
-    raw = baseline(model, prompt, StopRule(longest)).token_ids
+    with shapes_unchecked():
+        raw = baseline(model, prompt, StopRule(longest)).token_ids
     place = rng.randrange(longest)
     eos_ids = {
         2: {raw[place]},
@@ -98,7 +98,8 @@ def case_of(seed: int) -> Case:
     ends = [index for index, token in enumerate(raw) if token in eos_ids]
     if not stop_strings:
         assert want.token_ids == (raw[: ends[0] + 1] if ends else raw)
-    return Case(seed, 1 + seed // 8 % 8, model, prompt, prompt + raw, stop, want)
+    gamma = 1 + seed // 8 % 8
+    return Case(seed, (gamma, 9 - gamma), model, prompt, prompt + raw, stop, want)
 
 
 def self_skip(case: Case) -> DrafterFactory:
@@ -126,40 +127,38 @@ METHODS = ("speculative", "via_sd")
 class Observed:
     """What a sweep over cases saw."""
 
-    unequal: list[int]
+    unequal: list[tuple[int, int]]
     kept: int
     examined: int
     stops: Counter[tuple[int, int]]
 
 
-def sweep(method: str, family: str, seeds: Sequence[int] = SEEDS, every: int = 3) -> Observed:
-    """Decode each case; every ``every``-th block is scripted, so that all stop positions come up.
+def sweep(method: str, family: str, seeds: Sequence[int] = SEEDS) -> Observed:
+    """Decode each case with both gammas; every other block is scripted, so that all stop positions come up.
 
     Kept and examined drafts are the family's own; ``stops`` counts (gamma, kept) over whole blocks of both.
     """
     observed = Observed([], 0, 0, Counter())
     cuts = {gamma: cycle(range(gamma + 1)) for gamma in range(1, 9)}
-    for seed in seeds:
-        case = case_of(seed)
+    for case, gamma in ((case_of(seed), gamma) for seed in seeds for gamma in case_of(seed).gammas):
         made: list[Mixed] = []
 
         def drafter(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
             inner = FAMILIES[family](case)(tiers, sampling, model)  # noqa: B023
-            made.append(Mixed(inner, case.script, every, cuts[case.gamma], VOCAB))  # noqa: B023
+            made.append(Mixed(inner, case.script, cuts[gamma], VOCAB))  # noqa: B023
             return made[-1]  # noqa: B023
 
-        with nullcontext() if seed < 40 else shapes_unchecked():
+        with nullcontext() if case.seed < 40 else shapes_unchecked():
             tiers = tiers_of(case.model, CAPACITY)
-            got = decoded(lossless_method(method, tiers, case.model, case.gamma, drafter), case.prompt, case.stop)
+            got = decoded(lossless_method(method, tiers, case.model, gamma, drafter), case.prompt, case.stop)
         if (got.token_ids, got.stop_reason) != (case.want.token_ids, case.want.stop_reason):
-            observed.unequal.append(seed)
+            observed.unequal.append((case.seed, gamma))
         for block, own in zip(got.blocks, made[0].own, strict=True):
             if own:
                 observed.kept += block.kept
                 observed.examined += len(block.routes)
         # The last block may have been cut by the stop rule, so it says nothing about verification.
-        whole = [block for block in got.blocks[:-1] if block.drafted == case.gamma]
-        observed.stops.update((case.gamma, block.kept) for block in whole)
+        observed.stops.update((gamma, block.kept) for block in got.blocks[:-1] if block.drafted == gamma)
     return observed
 
 
@@ -171,7 +170,9 @@ def test_the_cases_cover_lengths_ends_and_block_sizes() -> None:
     lengths = {case.stop.max_new_tokens for case in cases}
     assert min(lengths) == 1 and max(lengths) >= 62 and len(lengths) > 30
     assert max(len(case.want.token_ids) for case in cases) >= 60
-    assert {case.gamma for case in cases if case.want.stop_reason is StopReason.EOS} == set(range(1, 9))
+    assert {gamma for case in cases if case.want.stop_reason is StopReason.EOS for gamma in case.gammas} == set(
+        range(1, 9)
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -180,7 +181,187 @@ def test_lossless_methods_equal_autoregressive(method: str, family: str) -> None
     observed = sweep(method, family)
     assert observed.unequal == []
     share = observed.kept / observed.examined
-    print(method, family, share, min(observed.stops.values()))
     assert 0.1 < share < 0.9, f"{family} keeps {share:.2f} of its drafts: the comparison says too little"
     missing = {(g, kept) for g in range(1, 9) for kept in range(g + 1)} - observed.stops.keys()
     assert not missing, f"stop positions (gamma, kept) that never occurred: {sorted(missing)}"
+
+
+BROKEN_SEEDS = range(24)
+
+
+def test_keeping_one_draft_too_many_breaks_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in BROKEN_SEEDS:
+        case_of(seed)
+    assert sweep("speculative", "scripted", BROKEN_SEEDS).unequal == []
+    for module in (speculative_module, via_sd_module):
+        monkeypatch.setattr(module, "first_stop", lambda kept: min(first_stop(kept) + 1, len(kept)))
+    for method in METHODS:
+        assert len(sweep(method, "scripted", BROKEN_SEEDS).unequal) > 10
+
+
+def test_one_stale_cache_entry_after_a_rollback_breaks_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in BROKEN_SEEDS:
+        case_of(seed)
+    rollback = KVCache.rollback
+
+    def forgetful(cache: KVCache, length: int) -> None:
+        if 0 < length < cache.length:  # the last entry that stays is the one after it, of a token that was refused
+            cache.keys[:, :, length - 1] = cache.keys[:, :, length]
+            cache.values[:, :, length - 1] = cache.values[:, :, length]
+        rollback(cache, length)
+
+    monkeypatch.setattr(KVCache, "rollback", forgetful)
+    for method in METHODS:
+        assert len(sweep(method, "scripted", BROKEN_SEEDS).unequal) > 5
+
+
+def test_the_baseline_equals_recomputing_everything_for_each_token() -> None:
+    for seed in range(8):
+        model = model_of(seed)
+        tokens = [seed, 1, 2]
+        got = baseline(model, tokens, StopRule(20)).token_ids
+        for _ in range(20):
+            cache = KVCache(model.transformer.spec, CAPACITY, torch.float64, CPU)
+            logits = model.transformer.forward(torch.tensor(tokens), cache, range(LAYERS), rows=1)
+            tokens.append(int(logits.argmax()))
+        assert got == tuple(tokens[3:])
+
+
+@cache
+def varied(count: int) -> tuple[Model, tuple[int, ...], tuple[int, ...]]:
+    """A model, a prompt, and its greedy continuation whose first ``count`` tokens all differ."""
+    for seed in range(300, 400):
+        model, prompt = model_of(seed), (1, 2, 3)
+        output = baseline(model, prompt, StopRule(64)).token_ids
+        if len(set(output[:count])) == count:
+            return model, prompt, output
+    raise AssertionError(f"no model in sight has {count} different tokens first")
+
+
+@pytest.mark.parametrize("gamma", range(1, 9))
+@pytest.mark.parametrize("method", METHODS)
+def test_an_oracle_is_kept_whole_and_its_opposite_not_at_all(method: str, gamma: int) -> None:
+    """Per step: the oracle gives gamma tokens, and a bonus in the two-tier method; the opposite gives 1."""
+    model, prompt, output = varied(4)
+    script, bonus = prompt + output, int(method == "speculative")
+    length = 4 * (gamma + bonus)
+    make = lossless_method(method, tiers_of(model, CAPACITY), model, gamma, scripted(script, 0.0, VOCAB, 0))
+    oracle = decoded(make, prompt, StopRule(length))
+    assert oracle.token_ids == output[:length]
+    assert [trace(block) for block in oracle.blocks] == [(gamma, gamma, gamma, gamma, gamma + bonus, bonus, 1)] * 4
+
+    make = lossless_method(method, tiers_of(model, CAPACITY), model, gamma, scripted(script, 1.0, VOCAB, 0))
+    opposite = decoded(make, prompt, StopRule(12))
+    assert opposite.token_ids == output[:12]
+    assert [block.emitted for block in opposite.blocks] == [1] * 12
+    asked = [min(gamma, 12 - start - bonus) for start in range(12)]
+    assert [trace(block) for block in opposite.blocks] == [(n, n, min(n, 1), 0, 1, 0, 1) for n in asked]
+
+
+def trace(block: BlockTrace) -> tuple[int, ...]:
+    examined = len(block.routes)
+    return block.asked, block.drafted, examined, block.kept, block.emitted, block.bonus, block.full_forwards
+
+
+@pytest.mark.parametrize("gamma", range(1, 6))
+@pytest.mark.parametrize("family", ["self_skip", "small_lm"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_full_model_as_its_own_drafter_is_kept_whole(method: str, family: str, gamma: int) -> None:
+    for seed in (0, 1):
+        case = case_of(seed)
+        factory: DrafterFactory = small_lm(case.model.transformer)
+        if family == "self_skip":
+            factory = lambda tiers, sampling, model: SelfSkip(tiers, sampling, model, mask=range(LAYERS))  # noqa: E731
+        made = lossless_method(method, tiers_of(case.model, CAPACITY), case.model, gamma, factory)
+        got = decoded(made, case.prompt, StopRule(64))
+        assert got.token_ids == baseline(case.model, case.prompt, StopRule(64)).token_ids
+        assert sum(block.kept for block in got.blocks) == sum(block.drafted for block in got.blocks) > 30
+        assert all(block.drafted == block.asked for block in got.blocks)
+
+
+def test_a_drafting_models_cache_is_fresh_after_every_block() -> None:
+    for seed in range(6):
+        case = case_of(seed)
+        small = perturbed(case.model.transformer, seed, noise=0.15, padding=7)
+        tiers = tiers_of(case.model, CAPACITY)
+        method = Speculative(tiers, GREEDY, case.model, 4, small_lm(small))
+        tokens = list(case.prompt)
+        tiers.prefill(tokens)
+        while len(tokens) < len(case.prompt) + 40:
+            tokens += method.step(tuple(tokens), 99, GreedyChooser()).tokens
+            tiers.rollback(len(tokens) - 1)
+            tier = method.drafter.tier
+            assert tier is not None and len(case.prompt) - 1 < tier.length < len(tokens)
+            again = KVCache(small.spec, CAPACITY, torch.float64, CPU)
+            small.prefill(torch.tensor(tokens[: tier.length]), again, range(LAYERS))
+            for one, other in ((tier.cache.keys, again.keys), (tier.cache.values, again.values)):
+                assert torch.allclose(one[:, :, : tier.length], other[:, :, : tier.length], atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_exactly_as_many_tokens_as_asked_come_out(method: str, family: str, length: int) -> None:
+    for seed in range(8):
+        case = case_of(seed)
+        factory = FAMILIES[family](case)
+        made = lossless_method(method, tiers_of(case.model, CAPACITY), case.model, 5, factory)
+        got = decoded(made, case.prompt, StopRule(length))
+        assert len(got.token_ids) == length and got.stop_reason is StopReason.LENGTH
+        assert got.token_ids == baseline(case.model, case.prompt, StopRule(length)).token_ids
+
+
+@pytest.mark.parametrize("place", range(10))
+@pytest.mark.parametrize("method", METHODS)
+def test_an_eos_at_any_place_of_a_block_ends_it_there(method: str, place: int) -> None:
+    """Also as the very first token, as bonus, and with several ids; what was cut off was never rejected."""
+    gamma, bonus = 4, int(method == "speculative")
+    model, prompt, output = varied(10)
+    stop = StopRule(64, frozenset({output[place], VOCAB + 3}))
+    made = lossless_method(method, tiers_of(model, CAPACITY), model, gamma, scripted(prompt + output, 0.0, VOCAB, 0))
+    got = decoded(made, prompt, stop)
+    assert got == Generation(output[: place + 1], got.blocks, StopReason.EOS)
+    assert got.token_ids == baseline(model, prompt, stop).token_ids
+    emitted = place % (gamma + bonus) + 1
+    kept = min(emitted, gamma)
+    assert trace(got.blocks[-1]) == (gamma, gamma, kept, kept, emitted, int(emitted > gamma), 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_sampling_the_likeliest_token_alone_is_greedy(method: str, family: str) -> None:
+    sampling = Sampling(temperature=1.0, top_k=1)
+    for seed in range(10):
+        case = case_of(seed)
+        tiers, factory = tiers_of(case.model, CAPACITY), FAMILIES[family](case)
+        made: Method = Speculative(tiers, sampling, case.model, 3, factory)
+        if method == "via_sd":
+            made = ViaSD(tiers, sampling, case.model, 3, factory, AlwaysEscalate())
+        decoder = Decoder(made)
+        decoder.prefill(case.prompt)
+        assert decoder.decode(case.stop, RandomChooser(seed, CPU)).token_ids == case.want.token_ids
+
+
+def outside(seed: int, method: str, sampling: Sampling, judged_by: Sampling) -> int:
+    """How many tokens sampled with ``sampling`` have no mass under ``judged_by``."""
+    case = case_of(seed)
+    tiers, factory = tiers_of(case.model, CAPACITY), self_skip(case)
+    made: Method = Speculative(tiers, sampling, case.model, 3, factory)
+    if method == "via_sd":
+        made = ViaSD(tiers, sampling, case.model, 3, factory, AlwaysEscalate())
+    if method == "autoregressive":
+        made = Autoregressive(tiers, sampling)
+    decoder = Decoder(made)
+    decoder.prefill(case.prompt)
+    output = decoder.decode(StopRule(24), RandomChooser(seed, CPU)).token_ids
+    fresh = tiers_of(case.model, CAPACITY)
+    logits = fresh.full.forward((*case.prompt, *output[:-1]), rows=len(output))
+    chosen = judged_by.warp(logits).gather(-1, torch.tensor(output)[:, None])
+    return int((chosen == 0).sum())
+
+
+@pytest.mark.parametrize("method", ["autoregressive", *METHODS])
+def test_no_token_outside_the_top_p_set_is_ever_emitted(method: str) -> None:
+    narrow, wide = Sampling(1.0, top_p=0.5), Sampling(1.0)
+    assert sum(outside(seed, method, narrow, narrow) for seed in range(12)) == 0
+    assert sum(outside(seed, method, wide, narrow) for seed in range(12)) > 20

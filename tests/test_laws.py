@@ -8,15 +8,16 @@ from torch import Tensor
 
 from harness.decode import speculative as speculative_module
 from harness.decode import via_sd as via_sd_module
-from harness.decode.accept import Draft, Sampling, widen
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate, Gate, Literal, Strictness
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
+from harness.drafters.base import Draft
 from harness.drafters.self_skip import SelfSkip
 from harness.model.load import Model
 from harness.records import Route
+from harness.sampling import Sampling, widen
 from tests.enumeration import exact_law, total_variation
 from tests.toys import tiers_of, tiny_model
 

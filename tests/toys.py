@@ -9,10 +9,9 @@ from unittest.mock import patch
 import jaxtyping
 import torch
 
-from harness.decode.accept import Chooser, Draft, Sampling
 from harness.drafters import small_lm as small_lm_module
-from harness.drafters.base import Drafter
-from harness.drafters.small_lm import SmallLM
+from harness.drafters.base import Draft, Drafter
+from harness.drafters.small_lm import SmallLM, load_small
 from harness.model.cache import KVCache
 from harness.model.load import Model
 from harness.model.slim import LayerMask
@@ -20,6 +19,7 @@ from harness.model.tiers import Tier, Tiers
 from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import random_transformer, toy_spec
 from harness.model.transformer import Transformer
+from harness.sampling import Chooser, Sampling
 
 CPU = torch.device("cpu")
 GREEDY = Sampling()
@@ -72,25 +72,22 @@ def scripted(script: Sequence[int], noise: float, vocab_size: int, seed: int) ->
 
 
 class Mixed:
-    """Another drafter's blocks; every ``every``-th one is replaced by ``script`` up to a cut and a wrong token there.
+    """Another drafter's blocks; every other one is replaced by ``script`` up to a cut and a wrong token there.
 
     ``cuts`` says how many drafts are right each time. ``own`` notes for each call whether the block is the drafter's.
     """
 
-    def __init__(
-        self, inner: Drafter, script: Sequence[int], every: int, cuts: Iterator[int], vocab_size: int
-    ) -> None:
+    def __init__(self, inner: Drafter, script: Sequence[int], cuts: Iterator[int], vocab_size: int) -> None:
         self.inner = inner
         self.name = inner.name
         self.tier = inner.tier
         self.script = tuple(script)
-        self.every = every
         self.cuts = cuts
         self.vocab_size = vocab_size
         self.own: list[bool] = []
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
-        self.own.append(len(self.own) % self.every != self.every - 1)
+        self.own.append(len(self.own) % 2 == 0)
         if self.own[-1]:
             return self.inner.draft(tokens, count, chooser)
         block = list(self.script[len(tokens) : len(tokens) + count])
@@ -128,6 +125,7 @@ def small_lm(small: Transformer) -> DrafterFactory:
     """The real ``SmallLM`` around ``small``, as if it had been read from a folder beside the model's own tokenizer."""
 
     def make(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
+        load_small.cache_clear()  # it would find the one before under the same folder
         with (
             patch.object(small_lm_module, "load_transformer", lambda folder, dtype, device: small),
             patch.object(small_lm_module, "load_tokenizer", lambda folder, spec: model.tokenizer),

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from harness.decode.accept import Chooser, Sampling
 from harness.decode.base import Block, plain_step
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
+from harness.sampling import Chooser, Sampling
 
 
 class Autoregressive:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from harness.decode.accept import Chooser, Sampling
 from harness.model.tiers import Tier, Tiers
 from harness.records import BlockTrace, Generation, Route, StopReason
+from harness.sampling import Chooser, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class Decoder:
         output: list[int] = []
         blocks: list[BlockTrace] = []
         reason = None
+        seconds = self.seconds()
         while reason is None:
             before = self.forwards()
             start = len(output)
@@ -121,12 +122,18 @@ class Decoder:
             tiers.rollback(len(self.prompt) + len(output) - 1)
             draft, slim, full = (now - then for now, then in zip(self.forwards(), before, strict=True))
             blocks.append(clipped(block, start, len(output) - start, draft, slim, full))
-        return Generation(tuple(output), tuple(blocks), reason)
+        spent = tuple(now - then for now, then in zip(self.seconds(), seconds, strict=True))
+        return Generation(tuple(output), tuple(blocks), reason, spent if tiers.model.device.type == "cpu" else None)
 
     def forwards(self) -> tuple[int, int, int]:
         """Forwards so far of the draft, slim and full tier."""
         draft, slim = self.method.tier_roles()
         return (draft.forwards if draft else 0, slim.forwards if slim else 0, self.method.tiers.full.forwards)
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Seconds so far in the forwards of the draft, slim and full tier."""
+        draft, slim = self.method.tier_roles()
+        return (draft.seconds if draft else 0.0, slim.seconds if slim else 0.0, self.method.tiers.full.seconds)
 
 
 def clipped(block: Block, start: int, emitted: int, draft: int, slim: int, full: int) -> BlockTrace:

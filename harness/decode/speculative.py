@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from harness.decode.accept import Chooser, Sampling, first_stop, keep_probability, residual
+from harness.decode.accept import first_stop, keep_probability, residual
 from harness.decode.base import Block, plain_step
 from harness.drafters.base import Drafter
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.records import Route
+from harness.sampling import Chooser, Sampling
 
 
 class Speculative:

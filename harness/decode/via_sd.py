@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from harness.decode.accept import Chooser, Sampling, first_stop, keep_probability, residual, widen
+from harness.decode.accept import first_stop, keep_probability, residual
 from harness.decode.base import Block, plain_step
 from harness.decode.gate import ACCEPT, ESCALATE, REGENERATE, Gate, routes_of
 from harness.decode.speculative import check_gamma
@@ -15,6 +15,7 @@ from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.records import Route
+from harness.sampling import Chooser, Sampling, widen
 
 GATE_PROBS = ("raw", "warped")
 

@@ -1,12 +1,27 @@
 """What a method asks of a drafter, and drafting with a model, which two families share."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from harness.decode.accept import Chooser, Draft, Sampling
 from harness.model.tiers import Tier
+from harness.sampling import Chooser, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposed block, possibly shorter than asked, possibly empty.
+
+    ``probs`` holds the very distributions its tokens were drawn from; None when each token was certain
+    (greedy drafting, table look-up), which is the one-hot distribution on it.
+    """
+
+    tokens: tuple[int, ...]
+    probs: Float[Tensor, "G V"] | None = None
 
 
 @runtime_checkable

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from harness.decode.accept import Chooser, Draft, Sampling
+from harness.drafters.base import Draft
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tiers
+from harness.sampling import Chooser, Sampling
 
 
 class PromptLookup:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from harness.decode.accept import Chooser, Draft, Sampling
-from harness.drafters.base import draft_with
+from harness.drafters.base import Draft, draft_with
 from harness.model.load import Model
 from harness.model.slim import evenly_spaced, read_mask
 from harness.model.tiers import Tiers
+from harness.sampling import Chooser, Sampling
 
 
 class SelfSkip:

@@ -1,13 +1,16 @@
 """A smaller checkpoint with the same tokenizer drafts."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from harness.decode.accept import Chooser, Draft, Sampling
-from harness.drafters.base import draft_with
+from harness.drafters.base import Draft, draft_with
 from harness.errors import UserError
 from harness.model.load import Model, load_tokenizer, load_transformer
 from harness.model.tiers import Tiers
+from harness.model.tokenizer import Tokenizer
+from harness.model.transformer import Transformer
+from harness.sampling import Chooser, Sampling
 
 
 class SmallLM:
@@ -27,8 +30,7 @@ class SmallLM:
             raise UserError(
                 f"drafter.path={path!r} is not a folder; give a checkpoint with config.json and *.safetensors."
             )
-        small = load_transformer(folder, dtype or str(full.dtype).removeprefix("torch."), str(full.device))
-        tokenizer = load_tokenizer(folder, small.spec)
+        small, tokenizer = load_small(folder, dtype or str(full.dtype).removeprefix("torch."), str(full.device))
         if tokenizer.digest != model.tokenizer.digest:
             raise UserError(
                 f"drafter {path!r} has another tokenizer than {model.name!r} ({tokenizer.vocab_size} and "
@@ -36,7 +38,15 @@ class SmallLM:
             )
         self.name = f"small_lm({folder.name})"
         self.sampling = sampling
-        self.tier = tiers.independent("draft", small.with_vocabulary(tokenizer.vocab_size))
+        self.tier = tiers.independent("draft", small)
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
         return draft_with(self.tier, self.sampling, tokens, count, chooser)
+
+
+@lru_cache(maxsize=2)
+def load_small(folder: Path, dtype: str, device: str) -> tuple[Transformer, Tokenizer]:
+    """Weights and tokenizer, read once for all arms that draft with them."""
+    transformer = load_transformer(folder, dtype, device)
+    tokenizer = load_tokenizer(folder, transformer.spec)
+    return transformer.with_vocabulary(tokenizer.vocab_size), tokenizer

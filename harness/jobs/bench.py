@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from harness.config import RunSettings
-from harness.decode.accept import Sampling, certain_or_sampled
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.environment import environment, git_state
@@ -27,6 +26,7 @@ from harness.model.cache import KVCache
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.records import SCHEMA, ArmRecord, DataSource, Example, Generation, RunRecord, SampleRecord
+from harness.sampling import Sampling, certain_or_sampled
 from harness.scoring import METRICS
 from harness.store import RunFolder, check_writable, new_run_id
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def search(
     found = random_search(texts, depth, skip_ratio, evaluations, seed, block, alpha, beta, exchange)
     evaluated = list(track(found, "scoring masks", total=evaluations, console=screen))
     best = min(evaluated, key=lambda evaluation: evaluation.cost)
-    name = mask_name or f"{full.name}_skip{round(100 * skip_ratio)}"
+    name = mask_name or f"{re.sub(r'[^A-Za-z0-9.]+', '-', full.name).strip('-')}_skip{round(100 * skip_ratio)}"
     write_atomic(folder / f"{name}.csv", table(evaluated))
     commit, dirty = git_state()
     description = {

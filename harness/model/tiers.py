@@ -14,8 +14,8 @@ from harness.model.transformer import Transformer
 class Tier:
     """A model forward over some layers, with a cache of its own or a provisional tail.
 
-    ``forwards`` counts calls, prefill excluded; ``seconds`` is the time in them where the device is a CPU (reading
-    the clock without synchronising would mean nothing on an accelerator, and synchronising would cost time).
+    ``forwards`` counts calls, prefill excluded; ``seconds`` is the time in them, which means something on a CPU only:
+    an accelerator runs ahead of the clock, and waiting for it would cost time.
     """
 
     def __init__(self, name: str, model: Transformer, cache: CacheView, layers: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ class Tokenizer(Protocol):
     """What the rest of the harness asks of a tokenizer.
 
     ``eos_ids``  ids that end a generation; may be empty.
-    ``vocab_size``  number of tokens, added ones included. A checkpoint's logits may be wider (padding), never narrower.
+    ``vocab_size``  one more than the largest token id. A checkpoint's logits may be wider (padding), never narrower.
     ``digest``  sha256 over the sorted (token, id) pairs: two tokenizers number the same tokens alike iff it is equal.
     """
 
@@ -58,8 +58,9 @@ class HFTokenizer:
 
         self._tok = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         self.eos_ids = frozenset(eos_ids)
-        self.vocab_size = len(self._tok)
-        self.digest = vocab_digest(self._tok.get_vocab())
+        vocab = self._tok.get_vocab()
+        self.vocab_size = 1 + max(vocab.values())  # ids may have gaps
+        self.digest = vocab_digest(vocab)
         self._prefix = self._bos_prefix()
 
     def _bos_prefix(self) -> list[int]:

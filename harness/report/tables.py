@@ -155,6 +155,9 @@ def times_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
         "mean_decode_s": 3,
         "decode_tokens_per_s": 2,
         "end_to_end_tokens_per_s": 2,
+        "draft_time_share": 3,
+        "slim_time_share": 3,
+        "full_time_share": 3,
     }
     return pd.DataFrame(
         [
@@ -214,12 +217,12 @@ def identity(report: RunReport) -> list[str]:
         **{key: report.settings.get(key, DASH) for key in ("gamma", "max_new_tokens", "limit")},
     }
     versions = ", ".join(f"{name} {env[name]}" for name in ("python", "torch", "transformers") if name in env)
-    machine = ", ".join(
-        filter(None, (env.get("device"), env.get("cpu"), f"{env['cores']} cores" if "cores" in env else ""))
-    )
+    facts = {"device": "{}", "cpu": "{}", "cores": "{} cores", "threads": "{} threads", "dtype": "{}"}
+    machine = ", ".join(text.format(env[key]) for key, text in facts.items() if key in env)
     found = [
         f"run `{run.run_id}` ({run.status}), {run.created}",
         f"model {run.model}; " + ", ".join(f"{key} {value}" for key, value in settings.items()),
+        f"slim verifier: layers {env.get('slim_mask', DASH)}, cache mode {env.get('slim_cache', DASH)}",
         f"commit {commit}; {versions or DASH}",
         f"machine: {machine or DASH}; load average at start {env.get('load_average', DASH)}",
     ]

@@ -1,0 +1,204 @@
+"""Who may import whom; and results are read, scored and drawn without torch."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+DECODING = (
+    *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
+    *("harness.jobs.bench", "harness.jobs.search"),
+)
+"""Modules, and packages with all in them, that need torch. Everything else must do without."""
+
+RING = (
+    *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
+    *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
+    *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
+    *("tasks.translation", "tasks.summarization", "tasks.reasoning", "tasks.qa"),
+)
+"""What must never leave the torch-free part. A new module is held to it without being listed."""
+
+HEAVY = ("torch", "transformers", "datasets", "safetensors", "tokenizers", "jaxtyping")
+
+FOUNDATION = frozenset(("records", "errors", "scoring", "config", "sampling"))
+READING = frozenset(("compare", "metrics", "store", "report"))
+ALLOWED: dict[str, frozenset[str]] = {
+    "harness": frozenset(),
+    "records": frozenset(),
+    "errors": frozenset(),
+    "scoring": frozenset(("errors",)),
+    "config": frozenset(("errors",)),
+    "sampling": frozenset(("errors",)),
+    "model": frozenset(("errors",)),
+    "drafters": frozenset(("errors", "records", "sampling", "model")),
+    "decode": frozenset(("errors", "records", "sampling", "model", "drafters")),
+    "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
+    "timing": frozenset(("errors", "records", "model")),
+    "environment": frozenset(("errors", "records")),
+    "compare": frozenset(("errors", "records")),
+    "metrics": frozenset(("errors", "records", "scoring", "compare")),
+    "store": frozenset(("errors", "records")),
+    "log": frozenset(("errors", "records")),
+    "report": frozenset(("errors", "records", "scoring", "compare", "metrics", "store")),
+    "help": frozenset(("errors", "config")),
+    "jobs": FOUNDATION | READING | {"model", "drafters", "decode", "dimr", "timing", "environment", "log"},
+    "__main__": frozenset(("harness", "errors", "config", "help")),
+    "tasks": frozenset(("errors", "records", "scoring")),
+}
+"""Units (a module of the package, or a folder in it) and what each may import, itself besides."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the program by dotted name; ``package/__init__.py`` goes by the package's."""
+    found = {}
+    for package in ("harness", "tasks"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def inside(name: str, packages: tuple[str, ...]) -> bool:
+    return any(f"{name}.".startswith(f"{package}.") for package in packages)
+
+
+LIGHT = [name for name in MODULES if not inside(name, DECODING)]
+
+
+def imported(source: str, package: str = "") -> Iterator[str]:
+    """Dotted names that a module imports anywhere in it, functions and ``TYPE_CHECKING`` included.
+
+    ``from a import b`` gives ``a.b`` where that is one of our modules, else ``a``.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            base = node.module or ""
+            yield from (f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names)
+
+
+IMPORTS = {name: set(imported(path.read_text())) for name, path in MODULES.items()}
+
+
+def unit(name: str) -> str:
+    """``harness.model.load`` is in ``model``, ``tasks.qa`` in ``tasks``."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "harness" and len(parts) > 1 else parts[0]
+
+
+def ours(name: str) -> bool:
+    return name.split(".")[0] in ("harness", "tasks", "tests", "notebooks", "conf")
+
+
+def wrong_directions(imports: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{name} imports {target}"
+        for name, targets in imports.items()
+        for target in sorted(targets)
+        if ours(target) and unit(target) not in ALLOWED[unit(name)] | {unit(name)}
+    ]
+
+
+def loaded_after(names: list[str]) -> dict[str, list[str]]:
+    """Import ``names`` in turn in a new process; the heavy packages that are loaded after each."""
+    script = (
+        "import importlib, json, sys\n"
+        "names, heavy = json.loads(sys.argv[1])\n"
+        "found = {}\n"
+        "for name in names:\n"
+        "    importlib.import_module(name)\n"
+        "    found[name] = [package for package in heavy if package in sys.modules]\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([names, HEAVY])],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_what_reads_and_reports_loads_no_torch() -> None:
+    found = loaded_after(LIGHT)
+    assert list(found) == LIGHT and len(LIGHT) >= len(RING)
+    assert {name: packages for name, packages in found.items() if packages} == {}
+
+
+def test_the_check_for_torch_can_fail() -> None:
+    found = loaded_after(["harness.records", "harness.model.load"])
+    assert found["harness.records"] == []
+    assert {"torch", "safetensors", "jaxtyping"} <= set(found["harness.model.load"])
+
+
+def test_the_torch_free_part_is_what_it_was_meant_to_be() -> None:
+    assert set(RING) <= set(LIGHT)
+    files = sum(1 for package in ("harness", "tasks") for _ in (ROOT / package).rglob("*.py"))
+    assert len(MODULES) == files == len(LIGHT) + sum(inside(name, DECODING) for name in MODULES)
+    assert all(any(inside(name, (package,)) for name in MODULES) for package in DECODING), "DECODING names nothing gone"
+
+
+def test_no_module_without_torch_imports_it_in_a_function() -> None:
+    lazily = {"tasks.hub": {"datasets"}}
+    found = {name: {target.split(".")[0] for target in IMPORTS[name]} & set(HEAVY) for name in LIGHT}
+    assert {name: packages for name, packages in found.items() if packages} == lazily
+
+
+def test_imports_go_one_way() -> None:
+    assert {unit(name) for name in MODULES} == set(ALLOWED), "every unit has its line, and no line is left over"
+    assert wrong_directions(IMPORTS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    {
+        "harness.records": "from harness.errors import UserError",
+        "harness.model.load": "def f():\n    from harness.decode import base",
+        "harness.drafters.base": "from harness.decode.accept import first_stop",
+        "harness.decode.base": "from harness.store import read",
+        "harness.dimr": "import harness.jobs.search",
+        "harness.report.tables": "from harness import jobs",
+        "harness.jobs.bench": "from tasks.qa import QuestionAnswering",
+        "harness.config": "from tests.toys import tiny",
+        "tasks.qa": "from harness.metrics import rows",
+    }.items(),
+)
+def test_the_check_of_directions_can_fail(name: str, source: str) -> None:
+    assert len(wrong_directions({name: set(imported(source))})) == 1
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {name: {target for target in targets if ours(target)} for name, targets in IMPORTS.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)
+
+
+def test_nobody_reaches_jobs_or_tasks_by_name() -> None:
+    outside = {name for name in MODULES if unit(name) not in ("jobs", "tasks")}
+    assert [name for name in outside if any(unit(target) in ("jobs", "tasks") for target in IMPORTS[name])] == []
+
+
+def test_configuration_objects_stop_at_the_door() -> None:
+    """What decodes, scores and reports takes plain arguments."""
+    users = {name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)}
+    # store and bench read and write YAML texts with it.
+    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.store", "harness.jobs.bench"}
+    inner = ("harness.store", "harness.jobs.bench")
+    assert not any("DictConfig" in MODULES[name].read_text() for name in inner)
