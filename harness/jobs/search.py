@@ -60,11 +60,13 @@ def search(
         for task, example in track(examples, "writing calibration text", console=screen)
     ]
     depth = full.transformer.spec.layers
-    found = random_search(texts, depth, skip_ratio, evaluations, seed, block, alpha, beta, exchange)
-    evaluated = list(track(found, "scoring masks", total=evaluations, console=screen))
-    best = min(evaluated, key=lambda evaluation: evaluation.cost)
     name = mask_name or f"{re.sub(r'[^A-Za-z0-9.]+', '-', full.name).strip('-')}_skip{round(100 * skip_ratio)}"
-    write_atomic(folder / f"{name}.csv", table(evaluated))
+    found = random_search(texts, depth, skip_ratio, evaluations, seed, block, alpha, beta, exchange)
+    evaluated: list[Evaluation] = []
+    for evaluation in track(found, "scoring masks", total=evaluations, console=screen):
+        evaluated.append(evaluation)
+        write_atomic(folder / f"{name}.csv", table(evaluated))  # a killed search keeps what it has scored
+    best = min(evaluated, key=lambda evaluation: evaluation.cost)
     commit, dirty = git_state()
     description = {
         "model": full.name,
