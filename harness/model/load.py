@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from harness.errors import UserError
@@ -23,7 +23,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class Model:
     """A full verifier ready to run, with its tokenizer and the layers its slim tier keeps.
 
-    ``name`` goes into every record; ``mask_name`` says where the mask came from.
+    ``name`` goes into every record, ``slug`` into file names; ``mask_name`` says where the mask came from.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Model:
     tokenizer: Tokenizer
     slim_mask: LayerMask | None
     mask_name: str | None
+    slug: str = "model"
 
 
 def load_model(
@@ -66,6 +67,7 @@ def load_model(
         tokenizer=tokenizer,
         slim_mask=mask,
         mask_name=None if mask is None else str(slim_mask),
+        slug="embedded" if full == "embedded" else folder.resolve().name,
     )
 
 
@@ -123,8 +125,10 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise UserError(f"device {device!r} is not known; use auto, cpu, cuda or cuda:N.") from error
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise UserError(f"device {device!r} is not known; use auto, cpu, cuda or cuda:N.")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} was asked for, but this machine has no usable CUDA device; use device=cpu.")
     return place
@@ -133,14 +137,22 @@ def resolve_device(device: str) -> torch.device:
 def read_tensors(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Every tensor of the checkpoint (one file or the shards of an index), cast and placed as it is read."""
     index = folder / "model.safetensors.index.json"
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    names = ["model.safetensors"]
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise UserError(f"{index} has no 'weight_map'; it is no safetensors index.")
+        names = sorted(set(shards.values()))
     tensors: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} does not exist; only safetensors checkpoints are read.")
-        with safe_open(folder / name, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                tensors[key] = file.get_tensor(key).to(device=device, dtype=dtype)
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    tensors[key] = file.get_tensor(key).to(device=device, dtype=dtype)
+        except SafetensorError as error:
+            raise UserError(f"{folder / name} cannot be read ({error}): not a whole safetensors file.") from error
     return tensors
 
 
@@ -163,6 +175,9 @@ def read_json(path: Path) -> dict:
     if not path.is_file():
         raise UserError(f"{path} does not exist; want a checkpoint folder with config.json and *.safetensors.")
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        found = json.loads(path.read_text())
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no JSON object; want what save_pretrained writes.")
+    return found

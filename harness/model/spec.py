@@ -9,6 +9,16 @@ from harness.errors import UserError
 SUPPORTED = ("llama",)
 """Values of ``model_type`` whose architecture the transformer implements."""
 
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -52,6 +62,9 @@ class ModelSpec:
         ):
             if got != want:
                 raise UserError(f"{name}: {key}={got!r} is not supported; only {want!r} is.")
+        absent = [key for key in NEEDED if key not in config]
+        if absent:
+            raise UserError(f"{name}: config.json has no {', '.join(absent)}.")
         heads = config["num_attention_heads"]
         return cls(
             vocab_size=config["vocab_size"],

@@ -29,12 +29,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them."""
+    """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them; it may have fewer rows."""
 
     embed: Float[Tensor, "V E"]
     layers: tuple[LayerWeights, ...]
     norm: Float[Tensor, "E"]
-    head: Float[Tensor, "V E"]
+    head: Float[Tensor, "N E"]
 
 
 class Transformer:
