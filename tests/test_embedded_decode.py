@@ -20,7 +20,7 @@ from tests.toys import tiers_of
 MASK = "results/masks/embedded_skip30.json"
 QUESTIONS = (
     "Repeat this sentence twice: The mill by the river grinds oats and barley for four villages.",
-    "What is the capital of Norway?",
+    "Write a short story about a mill and its miller.",
 )
 
 
@@ -46,18 +46,25 @@ def test_greedy_tokens_are_those_of_transformers(model: Model) -> None:
         assert list(got.token_ids) == want
 
 
-def test_lossless_methods_give_the_baselines_tokens_and_the_lossy_one_takes_all_routes(model: Model) -> None:
-    seen: set[Route] = set()
+def test_lossless_methods_give_the_baselines_tokens(model: Model) -> None:
     for question in QUESTIONS:
         prompt = model.tokenizer.chat(question)
         want = generate(model, Autoregressive(tiers_of(model), Sampling()), prompt).token_ids
         for drafter in (PromptLookup, SelfSkip):
-            assert (
-                generate(model, Speculative(tiers_of(model), Sampling(), model, 5, drafter), prompt).token_ids == want
-            )
-        lossy = generate(model, ViaSD(tiers_of(model), Sampling(), model, 5, SelfSkip, Strictness()), prompt)
-        seen.update(route for block in lossy.blocks for route in block.routes)
-    assert seen == set(Route)
+            method = Speculative(tiers_of(model), Sampling(), model, 5, drafter)
+            assert generate(model, method, prompt).token_ids == want
+
+
+def test_all_routes_occur_at_temperature_zero_and_alpha1_moves_them(model: Model) -> None:
+    taken = {}
+    for alpha1 in (0.5, 0.8):
+        taken[alpha1] = []
+        for question in QUESTIONS:
+            method = ViaSD(tiers_of(model), Sampling(), model, 5, PromptLookup, Strictness(alpha1, 0.3))
+            blocks = generate(model, method, model.tokenizer.chat(question)).blocks
+            taken[alpha1] += [route for block in blocks for route in block.routes]
+        assert set(taken[alpha1]) == set(Route)
+    assert taken[0.5] != taken[0.8]
 
 
 def test_the_shipped_mask_skips_nine_layers_and_agrees_with_the_full_verifier(model: Model) -> None:
