@@ -85,7 +85,7 @@ class RopeScaling:
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_positions: float = 0.0
+    original_positions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _read(kind: str, config: Mapping[str, Any], name: str) -> ModelSpec:
         kv_heads=config["num_key_value_heads"] or heads,
         head_dim=config.get("head_dim") or width // heads,
         intermediate_size=config["intermediate_size"],
-        norm_eps=config["rms_norm_eps"],
+        norm_eps=float(config["rms_norm_eps"]),
         rope_theta=rope.theta,
         max_positions=config["max_position_embeddings"],
         tied_head=bool(config["tie_word_embeddings"]),
@@ -217,9 +217,13 @@ def _read(kind: str, config: Mapping[str, Any], name: str) -> ModelSpec:
         activation=config[activation],
         embed_scale=math.sqrt(width) if gemma else None,
         attn_scale=config["query_pre_attn_scalar"] ** -0.5 if gemma else None,
-        attn_softcap=config["attn_logit_softcapping"] if kind == "gemma2" else None,
-        logit_softcap=config.get("final_logit_softcapping") if gemma else None,
+        attn_softcap=_softcap(config["attn_logit_softcapping"]) if kind == "gemma2" else None,
+        logit_softcap=_softcap(config.get("final_logit_softcapping")) if gemma else None,
     )
+
+
+def _softcap(given: float | None) -> float | None:
+    return None if given is None else float(given)
 
 
 def _accept(name: str, key: str, got: Any, accepted: tuple[Any, ...]) -> None:
@@ -255,11 +259,12 @@ def _rope(given: Mapping[str, Any], theta: float, config: Mapping[str, Any], nam
     theta = float(given.get("rope_theta") or theta)
     if kind == "default":
         return Rope(theta)
-    parameters = {key: float(given[key]) for key in SCALINGS[kind]}
+    original = 0
     if kind == "llama3":
         inner = given.get("original_max_position_embeddings") or config["max_position_embeddings"]
-        parameters["original_positions"] = config.get("original_max_position_embeddings") or inner
-    return Rope(theta, RopeScaling(kind, **parameters))
+        original = int(config.get("original_max_position_embeddings") or inner)
+    parameters = {key: float(given[key]) for key in SCALINGS[kind]}
+    return Rope(theta, RopeScaling(kind, original_positions=original, **parameters))
 
 
 def _no_rope(kind: str, config: Mapping[str, Any], name: str) -> frozenset[int]:
