@@ -62,7 +62,7 @@ def hub_folder(repo: str, revision: str, patterns: tuple[str, ...] = SMALL_FILES
             note_failure(one_line(error))
         raise UserError(
             f"model.full={repo!r} is no folder here, and the hub was not to be had ({why or one_line(error)}) nor is "
-            f"revision {revision} in its cache: give a folder, or run `hf download {repo} --revision {revision}`."
+            f"revision {revision} in its cache: give a folder, or get it by `hf download {repo} --revision {revision}`."
         ) from error
     return Path(found)
 
