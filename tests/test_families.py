@@ -38,7 +38,8 @@ def histories(tokens: list[int]) -> Iterator[tuple[str, Steps]]:
     yield "prefill", [(None, tokens)]
     yield "single steps", [(None, tokens[:20])] + [(None, [token]) for token in tokens[20:]]
     for size in range(2, 9):
-        yield f"blocks of {size}", [(None, tokens[i : i + size]) for i in range(0, len(tokens), size)]
+        blocks: Steps = [(None, tokens[i : i + size]) for i in range(0, len(tokens), size)]
+        yield f"blocks of {size}", blocks
     wrong = [(token + 1) % VOCAB for token in tokens]
     yield (
         "after rollback",
@@ -126,7 +127,9 @@ def test_older_configurations_mean_the_same(name: str, tmp_path: Path, monkeypat
 def test_what_a_configuration_leaves_out_is_what_transformers_takes(kind: str) -> None:
     config = AutoConfig.for_model(kind)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    written = {key: getattr(config, key) for key in (*sizes, "num_key_value_heads", "max_position_embeddings")}
+    written = {
+        key: getattr(config, key) for key in (*sizes, "num_key_value_heads", "rms_norm_eps", "max_position_embeddings")
+    }
     least = ModelSpec.from_hf({"model_type": kind, **written}, "c")
     assert least == ModelSpec.from_hf(config.to_dict(), "c")
     for key, value in DEFAULTS[kind].items():
@@ -164,13 +167,13 @@ QWEN2 = AutoConfig.for_model("qwen2").to_dict()
         ),
         (BASE | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "rope_type='yarn'"),
         (BASE | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
-        (BASE | {"rope_scaling": {"type": "linear"}}, "config.json has no 'factor'"),
+        (BASE | {"rope_scaling": {"type": "linear"}}, "config.json has no factor"),
         (BASE | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         (BASE | {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; only 'silu' or 'gelu_pytorch_tanh' is"),
         (BASE | {"quantization_config": {"bits": 4}}, "quantization_config="),
         (BASE | {"layer_types": ["sliding_attention"]}, "layer_types entry='sliding_attention'"),
         (BASE | {"num_key_value_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
-        ({key: value for key, value in BASE.items() if key != "vocab_size"}, "config.json has no 'vocab_size'"),
+        ({key: value for key, value in BASE.items() if key != "vocab_size"}, "config.json has no vocab_size"),
         (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
         (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         (GEMMA2 | {"sliding_window": None}, "no sliding window is set"),

@@ -36,10 +36,6 @@ def hub_folder(repo: str, revision: str, patterns: tuple[str, ...] = SMALL_FILES
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if not HUB_ID.fullmatch(repo):
-        raise UserError(
-            f"model.full={repo!r} is neither embedded, nor a folder, nor a hub id like org/name: give one of them."
-        )
     why = problem()
     try:
         found = snapshot_download(
@@ -71,10 +67,10 @@ def weight_files(folder: Path) -> list[str]:
     """The safetensors files of a checkpoint: those of its index, else the single one."""
     if not (folder / INDEX).is_file():
         return [SINGLE]
-    try:
-        return sorted(set(read_json(folder / INDEX)["weight_map"].values()))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / INDEX} has no weight_map that names the files.") from error
+    shards = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict):
+        raise UserError(f"{folder / INDEX} has no weight_map; it is no safetensors index.")
+    return sorted(set(shards.values()))
 
 
 class Checkpoint:
@@ -131,6 +127,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path} does not exist; want a checkpoint folder with config.json and *.safetensors.")
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        found = json.loads(path.read_text())
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no JSON object; want what save_pretrained writes.")
+    return found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.model.checkpoint import Checkpoint, hub_folder, local_folder, read_json, weight_files
+from harness.model.checkpoint import HUB_ID, Checkpoint, hub_folder, local_folder, read_json, weight_files
 from harness.model.embedded import NAME, embedded_folder
 from harness.model.slim import LayerMask, read_mask
 from harness.model.spec import ModelSpec
@@ -86,6 +86,11 @@ def find_checkpoint(full: str, revision: str | None, notify: Callable[[str], Non
         return embedded_folder(notify), NAME
     if folder is not None:
         return folder, str(folder)
+    if not HUB_ID.fullmatch(full):
+        raise UserError(
+            f"{Path(full) / 'config.json'} does not exist: model.full={full!r} is neither embedded, nor a checkpoint "
+            "folder, nor a hub id like org/name."
+        )
     folder = hub_folder(full, revision or "main")
     commit = folder.name
     read_spec(folder)
@@ -241,8 +246,10 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise UserError(f"device {device!r} is not known; use auto, cpu, cuda or cuda:N.") from error
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise UserError(f"device {device!r} is not known; use auto, cpu, cuda or cuda:N.")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} was asked for, but this machine has no usable CUDA device; use device=cpu.")
     return place

@@ -55,7 +55,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 As the classes of ``transformers`` have it. A key of another family means nothing here and is not looked at.
 """
 
-COMMON = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu"}
+COMMON = {"tie_word_embeddings": False, "rope_theta": 10_000.0, "hidden_act": "silu"}
+NEEDED = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("rms_norm_eps", "max_position_embeddings"),
+)
 SUPPORTED = tuple(DEFAULTS)
 """Values of ``model_type`` whose architecture the transformer implements."""
 
@@ -168,10 +172,13 @@ class ModelSpec:
         kind = config.get("model_type")
         if kind not in SUPPORTED:
             raise UserError(f"{name}: architecture {kind!r} is not supported; supported: {', '.join(SUPPORTED)}.")
+        absent = [key for key in NEEDED if key not in config]
+        if absent:
+            raise UserError(f"{name}: config.json has no {', '.join(absent)}.")
         try:
             return _read(kind, {**COMMON, **DEFAULTS[kind], **config}, name)
         except KeyError as error:
-            raise UserError(f"{name}: config.json has no {error.args[0]!r}.") from error
+            raise UserError(f"{name}: config.json has no {error.args[0]}.") from error
         except ValueError as error:
             raise UserError(f"{name}: {error}.") from error
 

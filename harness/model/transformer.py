@@ -50,12 +50,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them and both are on one device."""
+    """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them and both are on one device; it may
+    have fewer rows.
+    """
 
     embed: Float[Tensor, "V E"]
     layers: tuple[LayerWeights, ...]
     norm: Float[Tensor, "E"]
-    head: Float[Tensor, "V E"]
+    head: Float[Tensor, "N E"]
 
 
 class Sight(NamedTuple):
