@@ -320,9 +320,7 @@ def test_names_that_the_hub_does_not_know_are_refused(fake_hub: type[FakeHub]) -
 
 @pytest.mark.parametrize("full", ["smollm", "./missing", "/missing/folder", "a/b/c", "~/missing"])
 def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(full: str) -> None:
-    with pytest.raises(
-        UserError, match="does not exist: .* is neither embedded, nor a checkpoint folder, nor a hub id"
-    ):
+    with pytest.raises(UserError, match=r"does not exist: .* neither embedded, nor a checkpoint folder, nor a hub id"):
         find_checkpoint(full, None, None)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.llama import modeling_llama
 
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
@@ -21,9 +23,10 @@ from harness.errors import UserError
 from harness.model.load import Model, load_transformer
 from harness.model.rotary import frequencies
 from harness.model.slim import LayerMask
-from harness.model.spec import DEFAULTS, SUPPORTED, ModelSpec, Rope, RopeScaling
+from harness.model.spec import DEFAULTS, NEEDED, SUPPORTED, ModelSpec, Rope, RopeScaling
 from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import random_transformer, toy_spec
+from harness.model.transformer import offset_rms_norm, rms_norm
 from harness.records import Generation
 from harness.sampling import GreedyChooser
 from tests.families import CASES, LLAMA3, SLIDING, VOCAB, lift_float32_casts, older_style, write_reference
@@ -36,10 +39,9 @@ Steps = list[tuple[int | None, list[int]]]
 def histories(tokens: list[int]) -> Iterator[tuple[str, Steps]]:
     """Ways to process the same tokens: a name, and the tokens of each forward with where to roll back before it."""
     yield "prefill", [(None, tokens)]
-    yield "single steps", [(None, tokens[:20])] + [(None, [token]) for token in tokens[20:]]
+    yield "single steps", [(None, tokens[:20]), *((None, [token]) for token in tokens[20:])]
     for size in range(2, 9):
-        blocks: Steps = [(None, tokens[i : i + size]) for i in range(0, len(tokens), size)]
-        yield f"blocks of {size}", blocks
+        yield f"blocks of {size}", [(None, tokens[i : i + size]) for i in range(0, len(tokens), size)]
     wrong = [(token + 1) % VOCAB for token in tokens]
     yield (
         "after rollback",
@@ -49,9 +51,7 @@ def histories(tokens: list[int]) -> Iterator[tuple[str, Steps]]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_hugging_face_in_float64(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
-) -> None:
+def test_logits_equal_hugging_face_in_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = write_reference(name, tmp_path)
     ours = load_transformer(tmp_path, "float64", "cpu")
     tokens = torch.randint(0, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -126,10 +126,15 @@ def test_older_configurations_mean_the_same(name: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_what_a_configuration_leaves_out_is_what_transformers_takes(kind: str) -> None:
     config = AutoConfig.for_model(kind)
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    written = {
-        key: getattr(config, key) for key in (*sizes, "num_key_value_heads", "rms_norm_eps", "max_position_embeddings")
-    }
+    sizes: tuple[str, ...] = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    sizes = (*sizes, "num_key_value_heads", "rms_norm_eps", "max_position_embeddings")
+    written = {key: getattr(config, key) for key in sizes}
     least = ModelSpec.from_hf({"model_type": kind, **written}, "c")
     assert least == ModelSpec.from_hf(config.to_dict(), "c")
     for key, value in DEFAULTS[kind].items():
@@ -141,15 +146,32 @@ def test_stretched_frequencies_equal_those_of_transformers() -> None:
     positions, theta, size = 8192, 500_000.0, 128
     rope = LLAMA3 | {"original_max_position_embeddings": positions, "rope_theta": theta}
     theirs = AutoConfig.for_model("llama", rope_parameters=rope, head_dim=size, max_position_embeddings=131072)
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    want = LlamaRotaryEmbedding(theirs).inv_freq
+    want = modeling_llama.LlamaRotaryEmbedding(theirs).inv_freq
     ours = Rope(theta, RopeScaling("llama3", 8.0, 1.0, 4.0, positions))
     found = frequencies(ours, size, torch.float64, CPU)
     assert torch.allclose(found, want.double(), rtol=1e-6, atol=0)
     plain = frequencies(Rope(theta), size, torch.float64, CPU)
     kept, divided = (found == plain).sum(), torch.isclose(found, plain / 8, rtol=1e-12).sum()
     assert kept > 5 and divided > 5 and kept + divided < size // 2, "all three ranges are there"
+
+
+def test_norms_and_embedding_round_as_published_in_bfloat16(tmp_path: Path) -> None:
+    """Bit for bit: where the casts stand is part of the function that a model was trained as."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(200, 48, generator=generator).bfloat16()
+    weight = torch.randn(48, generator=generator).bfloat16()
+    for module, ours, gain in (
+        (modeling_llama.LlamaRMSNorm(48, 1e-6), rms_norm, weight),
+        (modeling_gemma2.Gemma2RMSNorm(48, 1e-6), offset_rms_norm, 1 + weight.float()),
+    ):
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
+        assert torch.equal(ours(hidden, gain, 1e-6, torch.float32), module(hidden))
+    write_reference("gemma2", tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).get_input_embeddings()
+    model = load_transformer(tmp_path, "bfloat16", "cpu")
+    assert model.embed_scale is not None and model.embed_scale != 48**0.5
+    assert torch.equal(theirs(torch.arange(101)), model.weights.embed * model.embed_scale)
+    assert model.weights.layers[0].attn_norm.dtype == torch.float32
 
 
 BASE = AutoConfig.for_model("llama", hidden_size=48, num_attention_heads=4).to_dict()

@@ -36,6 +36,9 @@ class CacheView(Protocol):
 class KVCache:
     """Storage of capacity ``P`` positions and the committed length of the tier that owns it.
 
+    Layers with a sliding window keep every position too, so that a rollback may reach back behind the window; they
+    take as much memory as the others.
+
     Example: ``start = cache.begin(3)``; write keys and values at ``start..start+2``; ``cache.append(3)``; the last two
     turn out wrong: ``cache.rollback(start + 1)``.
     """
