@@ -126,15 +126,7 @@ def test_older_configurations_mean_the_same(name: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_what_a_configuration_leaves_out_is_what_transformers_takes(kind: str) -> None:
     config = AutoConfig.for_model(kind)
-    sizes: tuple[str, ...] = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-    )
-    sizes = (*sizes, "num_key_value_heads", "rms_norm_eps", "max_position_embeddings")
-    written = {key: getattr(config, key) for key in sizes}
+    written = {key: getattr(config, key) for key in (*NEEDED, "num_key_value_heads")}
     least = ModelSpec.from_hf({"model_type": kind, **written}, "c")
     assert least == ModelSpec.from_hf(config.to_dict(), "c")
     for key, value in DEFAULTS[kind].items():
