@@ -25,6 +25,7 @@ SOURCES = ("auto", "local", "hub", "builtin")
 GROUPS = ("experiment", "job", "method", "gate", "drafter", "model", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
+FILE_NAME = re.compile(r"\w[\w.-]*")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 HYDRA_KEYS = frozenset(("_target_", "_partial_", "_convert_", "_recursive_", "_args_"))
 SCALARS = (bool, int, float, str, type(None))
@@ -138,7 +139,11 @@ def check_values(config: Mapping[str, Any]) -> None:
         ("top_p", lambda value: 0 < value <= 1, "more than 0 and at most 1 (1 keeps every token)"),
         ("top_k", lambda value: value >= 0, "0 (keeps every token) or more"),
         ("gamma", lambda value: value >= 1, "at least 1 drafted token a block"),
-        ("name", lambda value: bool(value.strip()), "some text"),
+        (
+            "name",
+            lambda value: bool(FILE_NAME.fullmatch(value)),
+            "a plain file name of letters, digits, '_', '-' and '.'",
+        ),
     )
     for key, allowed, wanted in bounds:
         if not allowed(config[key]):

@@ -113,6 +113,24 @@ def evaluate(mask: LayerMask, texts: Sequence[CalibrationText], block: int, alph
     return Evaluation(mask, cost / positions, agree / positions, positions, perf_counter() - begun)
 
 
+def inner_layers(depth: int, skip_ratio: float, evaluations: int, alpha: float, beta: float, exchange: float) -> int:
+    """Layers a mask keeps besides the first and the last one; checks the settings of a search.
+
+    Raises:
+        UserError: settings outside their bounds.
+    """
+    if not (0 <= alpha < 1 and 1 - alpha <= beta < math.inf):
+        raise UserError(f"alpha={alpha}, beta={beta}: want 0 <= alpha < 1 and beta >= 1 - alpha (eq. 8), finite.")
+    if evaluations < 1:
+        raise UserError(f"evaluations={evaluations}: want at least 1 mask.")
+    if not 0 <= exchange <= 1:
+        raise UserError(f"exchange={exchange}: want a probability.")
+    kept = kept_count(depth, skip_ratio) - 2
+    if not 0 <= kept <= depth - 2:
+        raise UserError(f"skip_ratio={skip_ratio} leaves {kept + 2} of {depth} layers; first and last always stay.")
+    return kept
+
+
 def random_search(
     texts: Sequence[CalibrationText],
     depth: int,
@@ -130,29 +148,24 @@ def random_search(
     uniformly. Fewer masks are yielded where fewer exist.
 
     Raises:
-        UserError: settings outside their bounds.
+        UserError: as ``inner_layers``.
     """
-    if not 0 <= alpha < 1 or beta < 1 - alpha:
-        raise UserError(f"alpha={alpha}, beta={beta}: want 0 <= alpha < 1 and beta >= 1 - alpha (eq. 8).")
-    if evaluations < 1:
-        raise UserError(f"evaluations={evaluations}: want at least 1 mask.")
-    if not 0 <= exchange <= 1:
-        raise UserError(f"exchange={exchange}: want a probability.")
+    kept = inner_layers(depth, skip_ratio, evaluations, alpha, beta, exchange)
     inner = range(1, depth - 1)
-    kept = kept_count(depth, skip_ratio) - 2
-    if not 0 <= kept <= len(inner):
-        raise UserError(f"skip_ratio={skip_ratio} leaves {kept + 2} of {depth} layers; first and last always stay.")
     rng = random.Random(seed)
     seen: set[LayerMask] = set()
     best: set[int] = set()
-    lowest = math.inf
+    lowest, repeated = math.inf, False
     while len(seen) < min(evaluations, math.comb(len(inner), kept)):
-        chosen = set(rng.sample(inner, kept))
         skipped = sorted(set(inner) - best)
-        if best and skipped and rng.random() < exchange:
+        exchanging = bool(best and skipped) and not repeated and rng.random() < exchange
+        if exchanging:
             chosen = best - {rng.choice(sorted(best))} | {rng.choice(skipped)}
+        else:
+            chosen = set(rng.sample(inner, kept))
         mask = LayerMask.of([0, *chosen, depth - 1], depth)
-        if mask in seen:
+        repeated = mask in seen  # then the next proposal is uniform: the neighbours of the best may be used up
+        if repeated:
             continue
         seen.add(mask)
         found = evaluate(mask, texts, block, alpha, beta)

@@ -68,7 +68,7 @@ class BlockTrace:
     """One block of decoding: what was drafted, how each examined draft was routed, what was emitted.
 
     ``start``  output tokens before the block.
-    ``asked``  tokens asked of the drafter (gamma, fewer near the length limit, 0 for plain steps).
+    ``asked``  tokens asked of the drafter (gamma, fewer near the length limit; 0 where a method has no drafter).
     ``drafted``  tokens it proposed; 0 is an autoregressive step of the full verifier.
     ``routes``  of the drafts that were examined and not cut off by the stop rule, in order. Two-tier methods route
     every draft to the full verifier.

@@ -40,8 +40,9 @@ class Sampling:
             return torch.zeros_like(logits, dtype=wide).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
         scaled = widen(logits) / self.temperature
         if 0 < self.top_k < scaled.shape[-1]:
-            least = scaled.topk(self.top_k, dim=-1).values[..., -1:]
-            scaled = scaled.masked_fill(scaled < least, float("-inf"))
+            # Not a comparison with the k-th value: low precision has ties, and k tokens mean k tokens.
+            rest = scaled.sort(dim=-1, descending=True, stable=True).indices[..., self.top_k :]
+            scaled = scaled.scatter(-1, rest, float("-inf"))
         probs = torch.softmax(scaled, dim=-1)
         if self.top_p < 1:
             ordered, order = probs.sort(dim=-1, descending=True, stable=True)

@@ -46,14 +46,18 @@ def new_run_id(name: str, now: datetime | None = None) -> str:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Create ``folder`` and prove that a file can be written in it, before anything is measured.
+    """Prove that a file can be written in ``folder``, or in what it will be made in, before anything is measured.
+
+    Leaves nothing behind.
 
     Raises:
         UserError: it cannot.
     """
+    place = Path(folder)
+    while not place.exists() and place != place.parent:
+        place = place.parent
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
+        with tempfile.TemporaryFile(dir=place) as probe:
             probe.write(b"probe")
             probe.flush()
     except OSError as error:
@@ -161,7 +165,7 @@ class RunFolder:
         path = Path(results_dir) / "runs" / run.run_id
         check_writable(path.parent)
         try:
-            path.mkdir(exist_ok=False)
+            path.mkdir(parents=True, exist_ok=False)
         except FileExistsError as error:
             raise UserError(
                 f"run folder {str(path)!r} exists already: delete it or choose another run_name."

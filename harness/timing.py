@@ -22,16 +22,22 @@ def synced_clock(device: torch.device) -> Clock:
     return read
 
 
-def warm_up(tiers: Tiers, largest_block: int) -> None:
-    """Run every tier at every block size from 1 to ``largest_block``, so that no timed forward is a shape's first.
+LONGEST_CATCH_UP = 64
+"""Tokens of backlog up to which a full pass is warmed; longer ones are rare and their first passes not much slower."""
 
-    The sequence is made of token 0; nothing of it is kept or counted.
+
+def warm_up(tiers: Tiers, largest_block: int, backlog: int = 0) -> None:
+    """Run every tier at every number of tokens it may get, so that no timed forward is a shape's first.
+
+    That is 1 to ``largest_block``; the full verifier also catches up with as many as ``backlog`` tokens that were
+    accepted without it. The sequence is made of token 0; nothing of it is kept.
     """
-    zeros = (0,) * (largest_block + 2)
+    longest = largest_block + min(backlog, LONGEST_CATCH_UP)
+    zeros = (0,) * (longest + 1)
     for tier in tiers.every:
-        for size in range(1, largest_block + 1):
+        for size in range(1, (longest if tier is tiers.full else largest_block) + 1):
             tiers.prefill(zeros[:2])
-            tier.forward(zeros[: tier.length + size], rows=size)
+            tier.forward(zeros[: tier.length + size], rows=min(size, largest_block))
     tiers.rollback(0)
 
 

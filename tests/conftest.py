@@ -8,6 +8,8 @@ import torch
 from jaxtyping import install_import_hook
 
 # The hook stays installed: it checks every module of these packages imported from here on.
-install_import_hook(["harness.model", "harness.decode", "harness.drafters", "harness.sampling", "harness.dimr"], "beartype.beartype")
+install_import_hook(
+    ["harness.model", "harness.decode", "harness.drafters", "harness.sampling", "harness.dimr"], "beartype.beartype"
+)
 
 torch.set_num_threads(1)

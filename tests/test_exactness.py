@@ -46,6 +46,8 @@ SEEDS = range(200)
 VOCAB = 97
 LAYERS = 3
 CAPACITY = 96
+CHECKED = 16
+"""Tensor shapes are checked in the cases of the first seeds only; the checks take more time than the models."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def case_of(seed: int) -> Case:
     }.get(seed % 8, set())
     stop_strings = (model.tokenizer.decode(raw[place : place + 2]),) if seed % 8 >= 6 else ()
     stop = StopRule(longest, frozenset(eos_ids), stop_strings, model.tokenizer.decode)
-    want = baseline(model, prompt, stop)
+    with nullcontext() if seed < CHECKED else shapes_unchecked():
+        want = baseline(model, prompt, stop)
     ends = [index for index, token in enumerate(raw) if token in eos_ids]
     if not stop_strings:
         assert want.token_ids == (raw[: ends[0] + 1] if ends else raw)
@@ -148,7 +151,7 @@ def sweep(method: str, family: str, seeds: Sequence[int] = SEEDS) -> Observed:
             made.append(Mixed(inner, case.script, cuts[gamma], VOCAB))  # noqa: B023
             return made[-1]  # noqa: B023
 
-        with nullcontext() if case.seed < 40 else shapes_unchecked():
+        with nullcontext() if case.seed < CHECKED else shapes_unchecked():
             tiers = tiers_of(case.model, CAPACITY)
             got = decoded(lossless_method(method, tiers, case.model, gamma, drafter), case.prompt, case.stop)
         if (got.token_ids, got.stop_reason) != (case.want.token_ids, case.want.stop_reason):
@@ -309,7 +312,8 @@ def test_exactly_as_many_tokens_as_asked_come_out(method: str, family: str, leng
         made = lossless_method(method, tiers_of(case.model, CAPACITY), case.model, 5, factory)
         got = decoded(made, case.prompt, StopRule(length))
         assert len(got.token_ids) == length and got.stop_reason is StopReason.LENGTH
-        assert got.token_ids == baseline(case.model, case.prompt, StopRule(length)).token_ids
+        known = case.script[len(case.prompt) :][:length]
+        assert got.token_ids[: len(known)] == known
 
 
 @pytest.mark.parametrize("place", range(10))
@@ -321,7 +325,7 @@ def test_an_eos_at_any_place_of_a_block_ends_it_there(method: str, place: int) -
     stop = StopRule(64, frozenset({output[place], VOCAB + 3}))
     made = lossless_method(method, tiers_of(model, CAPACITY), model, gamma, scripted(prompt + output, 0.0, VOCAB, 0))
     got = decoded(made, prompt, stop)
-    assert got == Generation(output[: place + 1], got.blocks, StopReason.EOS)
+    assert got.token_ids == output[: place + 1] and got.stop_reason is StopReason.EOS
     assert got.token_ids == baseline(model, prompt, stop).token_ids
     emitted = place % (gamma + bonus) + 1
     kept = min(emitted, gamma)
@@ -353,8 +357,9 @@ def outside(seed: int, method: str, sampling: Sampling, judged_by: Sampling) -> 
     if method == "autoregressive":
         made = Autoregressive(tiers, sampling)
     decoder = Decoder(made)
-    decoder.prefill(case.prompt)
-    output = decoder.decode(StopRule(24), RandomChooser(seed, CPU)).token_ids
+    with nullcontext() if seed < 2 else shapes_unchecked():
+        decoder.prefill(case.prompt)
+        output = decoder.decode(StopRule(24), RandomChooser(seed, CPU)).token_ids
     fresh = tiers_of(case.model, CAPACITY)
     logits = fresh.full.forward((*case.prompt, *output[:-1]), rows=len(output))
     chosen = judged_by.warp(logits).gather(-1, torch.tensor(output)[:, None])

@@ -198,7 +198,9 @@ def test_nobody_reaches_jobs_or_tasks_by_name() -> None:
 
 def test_configuration_objects_stop_at_the_door() -> None:
     """What decodes, scores and reports takes plain arguments."""
-    users = {name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)}
+    users = {
+        name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)
+    }
     # store and bench read and write YAML texts with it.
     assert users == {"harness.__main__", "harness.config", "harness.help", "harness.store", "harness.jobs.bench"}
     inner = ("harness.store", "harness.jobs.bench")

@@ -1,8 +1,13 @@
-"""Clocks that wait for the device; warm-up that leaves nothing behind and no shape for the first timed forward."""
+"""Clocks that wait for the device; warm-up that leaves nothing behind; and rates on a machine of known speed."""
 
 import time
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,9 +15,23 @@ import torch
 from harness import timing
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
+from harness.decode.gate import ACCEPT, ESCALATE, AlwaysEscalate, Strictness
+from harness.decode.speculative import Speculative
+from harness.decode.via_sd import ViaSD
+from harness.drafters.base import Drafter
+from harness.drafters.prompt_lookup import PromptLookup
+from harness.drafters.self_skip import SelfSkip
+from harness.jobs import bench as bench_module
+from harness.metrics import rows
+from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
+from harness.model.toy import random_transformer, toy_spec
+from harness.records import DataSource, Example, Route
 from harness.sampling import GreedyChooser, Sampling
-from tests.toys import CPU, tiers_of, tiny
+from harness.store import RunData, read
+from tasks.qa import QuestionAnswering
+from tests.runs import ORACLE, qa, run_bench
+from tests.toys import CPU, small_lm, tiers_of, tiny
 
 CUDA = torch.device("cuda", 1)
 PROMPT = (5, 9, 2, 5, 9)
@@ -122,3 +141,169 @@ def test_warm_up_leaves_nothing_behind() -> None:
     slim, fresh = warm.every[1], cold.every[1]
     sequence = (*PROMPT, *range(12), 7)
     assert torch.equal(slim.forward(sequence, 1), fresh.forward(sequence, 1))
+
+
+# What a run measures, on a machine whose speed is known.
+
+
+class Machine:
+    """Time passes in forwards alone, each at a fixed cost in seconds.
+
+    The first call of a tier takes ``first`` times as long, the first of each of its block sizes ``first_of_shape``
+    times; so does the first prefill of a length with the same weights. What the bench does before it measures must
+    take all of that upon itself.
+    """
+
+    COST = MappingProxyType({"full": 1.0, "slim": 0.5, "draft": 0.1})
+    PREFILL = MappingProxyType({"full": 10.0, "draft": 2.0})
+
+    def __init__(self, first: float = 1, first_of_shape: float = 1) -> None:
+        self.now = 0.0
+        self.first = first
+        self.first_of_shape = first_of_shape
+        self.seen: set[Hashable] = set()
+        self.kept: list[object] = []
+
+    def spend(self, cost: float, owner: object, size: int) -> None:
+        self.kept.append(owner)  # so that no id is given out twice
+        slow = self.first if id(owner) not in self.seen else 1
+        if (id(owner), size) not in self.seen:
+            slow = max(slow, self.first_of_shape)
+        self.seen |= {id(owner), (id(owner), size)}
+        self.now += cost * slow
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        forward, prefill = Tier.forward, Tier.prefill
+
+        def costly_forward(tier: Tier, sequence: Sequence[int], rows: int) -> torch.Tensor:
+            self.spend(self.COST[tier.name], tier, len(sequence) - tier.length)
+            return forward(tier, sequence, rows)
+
+        def costly_prefill(tier: Tier, sequence: Sequence[int]) -> None:
+            if fresh := len(sequence) - tier.length:
+                self.spend(self.PREFILL[tier.name], tier.model, fresh)
+            prefill(tier, sequence)
+
+        with (
+            patch.object(Tier, "forward", costly_forward),
+            patch.object(Tier, "prefill", costly_prefill),
+            patch.object(bench_module, "synced_clock", lambda device: lambda: self.now),
+        ):
+            yield
+
+
+class Every:
+    """Accepts every draft, but escalates the first one of each ``period``-th block."""
+
+    name = "every"
+    reachable = frozenset((Route.ACCEPT, Route.ESCALATE))
+
+    def __init__(self, period: int) -> None:
+        self.period = period
+        self.blocks = 0
+
+    def __call__(self, slim_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        codes = torch.full_like(tokens, ACCEPT)
+        self.blocks += 1
+        if self.blocks % self.period == 0:
+            codes[0] = ESCALATE
+        return codes
+
+
+def small(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
+    """A smaller model of its own as drafter."""
+    spec = toy_spec(vocab_size=257, layers=2, max_positions=8192)
+    return small_lm(random_transformer(spec, 1, torch.float64))(tiers, sampling, model)
+
+
+def measured(folder: Path, machine: Machine, methods: Mapping[str, partial[Any]], **settings: Any) -> RunData:
+    with machine.running():
+        return read(run_bench(folder, methods, **{"limit": 3, "max_new_tokens": 8} | settings))
+
+
+def rates(data: RunData) -> dict[tuple[str, str], float]:
+    """Every number of the tables that this machine's clock decides."""
+    return {
+        (row.arm, row.metric): row.value
+        for row in rows(data.run, data.samples)
+        if (row.metric.startswith("speedup") or row.metric.endswith("_s")) and row.value is not None
+    }
+
+
+ORACLE_ARMS: dict[str, partial[Any]] = {
+    "speculative": partial(Speculative, gamma=3, drafter=ORACLE),
+    "slim_alone": partial(ViaSD, gamma=4, drafter=ORACLE, gate=Every(10**9)),
+    "escalating": partial(ViaSD, gamma=4, drafter=ORACLE, gate=AlwaysEscalate()),
+}
+DECODE_S = {
+    "autoregressive": 8 * 1.0,  # a forward a token
+    "speculative": 6 * 0.1 + 2 * 1.0,  # twice: three drafts, one pass, the bonus token
+    "slim_alone": 8 * 0.1 + 2 * 0.5,  # twice: four drafts, one slim pass
+    "escalating": 8 * 0.1 + 2 * 0.5 + 2 * 1.0,
+}
+
+
+def test_speedups_on_a_known_machine_are_what_arithmetic_says(tmp_path: Path) -> None:
+    """Eight tokens of every arm, prefill 10 s: decode speedup is without it, end to end with it on both sides."""
+    data = measured(tmp_path, Machine(), ORACLE_ARMS)
+    assert len({sample.prompt_tokens for sample in data.samples}) == 3, "a longer prompt makes no rate higher"
+    for sample in data.samples:
+        assert len(sample.generation.token_ids) == 8
+        assert sample.prefill_s == pytest.approx(10.0, rel=1e-12)
+        assert sample.decode_s == pytest.approx(DECODE_S[sample.arm], rel=1e-12)
+    found = rates(data)
+    for arm, decode_s in DECODE_S.items():
+        expected = {
+            "speedup_decode": 8 / decode_s,
+            "speedup_end_to_end": 18 / (10 + decode_s),
+            "decode_tokens_per_s": 8 / decode_s,
+            "end_to_end_tokens_per_s": 8 / (10 + decode_s),
+            "mean_prefill_s": 10.0,
+            "mean_decode_s": decode_s,
+        }
+        assert {name: found[arm, name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_drafters_own_prefill_counts_end_to_end(tmp_path: Path) -> None:
+    data = measured(tmp_path, Machine(), {"small": partial(Speculative, gamma=3, drafter=small)})
+    assert {(s.arm, round(s.prefill_s, 9)) for s in data.samples} == {("autoregressive", 10.0), ("small", 12.0)}
+    for sample in data.samples:
+        full, draft = (
+            sum(getattr(block, f"{tier}_forwards") for block in sample.generation.blocks) for tier in ("full", "draft")
+        )
+        assert sample.decode_s == pytest.approx(full + 0.1 * draft, rel=1e-12)
+
+
+WARMED: dict[str, Callable[[], partial[Any]]] = {
+    "prompt_lookup": lambda: partial(Speculative, gamma=3, drafter=partial(PromptLookup, max_ngram=3)),
+    "self_skip": lambda: partial(Speculative, gamma=5, drafter=partial(SelfSkip, skip_ratio=0.6)),
+    "small_lm": lambda: partial(Speculative, gamma=2, drafter=small),
+    "via_sd": lambda: partial(ViaSD, gamma=4, drafter=partial(SelfSkip, skip_ratio=0.6), gate=Strictness()),
+    "via_sd_prompt_lookup": lambda: partial(ViaSD, gamma=4, drafter=partial(PromptLookup), gate=Strictness()),
+    "full_verifier_far_behind": lambda: partial(ViaSD, gamma=4, drafter=ORACLE, gate=Every(3)),
+}
+
+
+@pytest.mark.parametrize("arm", WARMED)
+def test_slow_first_calls_are_nobodys_time(arm: str, tmp_path: Path) -> None:
+    """The first call a hundred times slower, the first of each shape ten times: the rates are the same."""
+    even, slow = (
+        rates(measured(tmp_path / name, machine, {arm: WARMED[arm]()}, max_new_tokens=24))
+        for name, machine in (("even", Machine()), ("slow", Machine(first=100, first_of_shape=10)))
+    )
+    assert slow == pytest.approx(even, rel=1e-9)
+
+
+def test_the_order_of_prompts_changes_no_rate(tmp_path: Path) -> None:
+    class Reversed(QuestionAnswering):
+        def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:
+            found, source = super().load(limit, seed)
+            return found[::-1], source
+
+    arms = {name: WARMED[name]() for name in ("prompt_lookup", "self_skip")}
+    forth, back = (
+        rates(measured(tmp_path / str(index), Machine(first=100, first_of_shape=10), arms, tasks={"qa": task}))
+        for index, task in enumerate((qa(), Reversed(source="builtin")))
+    )
+    assert back == pytest.approx(forth, rel=1e-9)

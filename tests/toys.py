@@ -1,9 +1,11 @@
 """Small models and scripted parts that many tests share. CPU, float64, random weights."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import jaxtyping
@@ -143,3 +145,45 @@ def shapes_unchecked() -> Iterator[None]:
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+WORDS = ("<s>", "</s>", "?", *"abcdefghijklmnopqrstuvwxyz")
+
+
+def write_checkpoint(
+    folder: Path,
+    seed: int = 0,
+    words: Sequence[str] = WORDS,
+    loud_from: int | None = None,
+    shard_size: str = "1GB",
+    **shape: Any,
+) -> Path:
+    """A tiny random Llama checkpoint with a tokenizer of ``words``, written by ``transformers`` as any other is.
+
+    Embedding and head have 40 rows unless ``shape`` says otherwise; rows of the head from ``loud_from`` on are large.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    default = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = LlamaConfig(**{**default, **heads, "bos_token_id": 0, "eos_token_id": 1, **shape})
+    generator = torch.Generator().manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+        if loud_from is not None:
+            model.lm_head.weight[loud_from:] *= 100
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="?")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_mask(path: Path, kept: Sequence[int], depth: int) -> Path:
+    """A mask file with the two keys that are read."""
+    path.write_text(json.dumps({"layers": depth, "kept_layers": list(kept)}))
+    return path

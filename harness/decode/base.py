@@ -81,10 +81,14 @@ class StopRule:
 
     def ends_in_stop_string(self, output: Sequence[int]) -> bool:
         assert self.decode is not None
-        # A token is at least one byte of text, so a stop string lies within as many last tokens as it has bytes; a few
-        # more keep a character that is split over tokens whole.
-        window = max(len(stop.encode()) for stop in self.stop_strings) + 4
+        # As many last tokens as give the longest stop string and 4 characters more, which keep a character that is
+        # split over tokens whole. Special tokens give no text, so the look back grows until there is enough.
+        enough = max(len(stop) for stop in self.stop_strings) + 4
+        window = enough
         text = self.decode(output[-window:])
+        while len(text) < enough and window < len(output):
+            window *= 2
+            text = self.decode(output[-window:])
         return any(stop in text for stop in self.stop_strings)
 
 

@@ -36,11 +36,14 @@ BASELINE = Autoregressive.name
 class Task(Protocol):
     """What the bench asks of a task (``tasks/``)."""
 
-    name: str
-    metrics: tuple[str, ...]
-    template: str
-    stop: tuple[str, ...]
-    max_input_tokens: int
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+    @property
+    def template(self) -> str: ...
+    @property
+    def stop(self) -> tuple[str, ...]: ...
+    @property
+    def max_input_tokens(self) -> int: ...
 
     def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
     def calibration(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
@@ -49,8 +52,9 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An example as token ids. ``input_cut`` counts the input tokens that were removed to fit."""
+    """An example as token ids. ``name`` is the task's in this run; ``input_cut`` counts input tokens removed to fit."""
 
+    name: str
     task: Task
     example: Example
     ids: tuple[int, ...]
@@ -79,11 +83,13 @@ def bench(
     screen = Console(stderr=True)
     if not tasks:
         raise UserError("no task is chosen: write task=translation, or another of `python -m harness --help`.")
-    check_writable(Path(settings.results_dir) / "runs")
+    results = Path(settings.results_dir)
+    for kind in ("runs", "tables", "figures"):
+        check_writable(results / kind)
     loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
     verifier = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
     prompts = [
-        make_prompt(verifier, tasks[name], example) for name, (examples, _) in loaded.items() for example in examples
+        make_prompt(verifier, name, tasks[name], example) for name, (found, _) in loaded.items() for example in found
     ]
     decoders = build_arms(settings, verifier, methods, prompts)
     run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
@@ -104,7 +110,6 @@ def bench(
         raise
     finally:
         log.close()
-    results = Path(settings.results_dir)
     write_report(folder.run, samples, results / "tables", results / "figures", settings.name, plain_settings(config))
     screen.print(f"run folder {folder.path}", highlight=False, soft_wrap=True)
     return folder.path
@@ -114,14 +119,33 @@ def plain_settings(config: str) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.create(config))  # type: ignore[return-value]
 
 
-def make_prompt(model: Model, task: Task, example: Example) -> Prompt:
-    """The chat prompt of an example, its input cut to ``task.max_input_tokens`` from the end."""
-    text, cut = example.input, 0
-    ids = model.tokenizer.encode(text)
-    if len(ids) > task.max_input_tokens:
-        cut = len(ids) - task.max_input_tokens
-        text = model.tokenizer.decode(ids[: task.max_input_tokens])
-    return Prompt(task, example, tuple(model.tokenizer.chat(task.template.replace("{input}", text))), cut)
+def make_prompt(model: Model, name: str, task: Task, example: Example) -> Prompt:
+    """The chat prompt of an example, its input cut from the end to at most ``task.max_input_tokens``."""
+    text = example.input
+    whole = kept = model.tokenizer.encode(text)
+    end = task.max_input_tokens
+    while len(kept) > task.max_input_tokens:
+        text = model.tokenizer.decode(whole[:end]).rstrip("\ufffd")  # half a character is no text
+        kept = model.tokenizer.encode(text)
+        end -= 1
+    ids = model.tokenizer.chat(task.template.replace("{input}", text))
+    return Prompt(name, task, example, tuple(ids), len(whole) - len(kept))
+
+
+def positions_needed(model: Model, prompts: Sequence[Prompt], room: int, knob: str) -> int:
+    """Positions of the longest prompt and ``room`` more.
+
+    Raises:
+        UserError: more than the model has; ``knob`` is the setting to lower.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    needed, most = len(longest.ids) + room, model.transformer.spec.max_positions
+    if needed > most:
+        raise UserError(
+            f"{longest.name}, example {longest.example.id}: prompt and output need {needed} positions, the "
+            f"model has {most}; lower tasks.{longest.name}.max_input_tokens or {knob}."
+        )
+    return needed
 
 
 def build_arms(
@@ -133,15 +157,8 @@ def build_arms(
         UserError: a prompt that does not fit the model with its output, or what a method refuses.
     """
     sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
-    longest = max(prompts, key=lambda prompt: len(prompt.ids))
     room = settings.max_new_tokens + max([settings.gamma, *(m.keywords.get("gamma", 0) for m in methods.values())]) + 1
-    capacity = len(longest.ids) + room
-    most = model.transformer.spec.max_positions
-    if capacity > most:
-        raise UserError(
-            f"{longest.task.name}, example {longest.example.id}: prompt and output need {capacity} positions, the "
-            f"model has {most}; lower tasks.{longest.task.name}.max_input_tokens or max_new_tokens."
-        )
+    capacity = positions_needed(model, prompts, room, "max_new_tokens")
     cache = model.transformer.new_cache(capacity)
     arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}
     return {
@@ -181,8 +198,8 @@ def describe(
         ),
         data=data,
         prompts_sha={
-            name: hashlib.sha256("".join(p.sha for p in prompts if p.task is task).encode()).hexdigest()
-            for name, task in tasks.items()
+            name: hashlib.sha256("".join(p.sha for p in prompts if p.name == name).encode()).hexdigest()
+            for name in tasks
         },
         task_metrics={name: task.metrics for name, task in tasks.items()},
         git_commit=commit,
@@ -200,7 +217,7 @@ def measure(
     run_id: str,
     screen: Console,
 ) -> Iterator[SampleRecord]:
-    """Warm up, then decode prompt by prompt with all arms, in an order that turns so that no arm is always first."""
+    """Warm up, then decode prompt by prompt with all arms, whose order turns and after each full turn is reversed."""
     devices = model.transformer.devices
     clock = synced_clock(model.transformer.device)  # the last one: it has the logits, so the others are done by then
     largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
@@ -209,12 +226,16 @@ def measure(
     with Progress(*columns, TimeRemainingColumn(), console=screen) as progress:
         bar = progress.add_task("warming up", total=len(prompts) * len(names))
         for decoder in decoders.values():
-            warm_up(decoder.method.tiers, largest)
+            _, slim = decoder.method.tier_roles()
+            warm_up(decoder.method.tiers, largest, settings.max_new_tokens if slim else 0)
         for index, prompt in enumerate(prompts):
-            decoders[BASELINE].prefill(prompt.ids)  # the first prefill of a length is slower; nobody is timed on it
-            order = names[index % len(names) :] + names[: index % len(names)]
-            for name in order if index % 2 == 0 else reversed(order):
-                progress.update(bar, description=f"{prompt.task.name}, {name}")
+            for name, decoder in decoders.items():  # the first prefill of a length is slower; nobody is timed on it
+                if name == BASELINE or len(decoder.method.tiers.prefilled) > 1:
+                    decoder.prefill(prompt.ids)
+            turn, place = divmod(index, len(names))
+            order = names[place:] + names[:place]
+            for name in reversed(order) if turn % 2 else order:
+                progress.update(bar, description=f"{prompt.name}, {name}")
                 stop = StopRule(
                     settings.max_new_tokens, model.tokenizer.eos_ids, prompt.task.stop, model.tokenizer.decode
                 )
@@ -228,7 +249,7 @@ def measure(
                 yield SampleRecord(
                     run_id=run_id,
                     arm=name,
-                    task=prompt.task.name,
+                    task=prompt.name,
                     example_id=prompt.example.id,
                     prompt_tokens=len(prompt.ids),
                     input_cut=prompt.input_cut,
@@ -260,7 +281,7 @@ def timed(
 
 def seed_of(seed: int, prompt: Prompt) -> int:
     """A seed for this prompt's draws that depends neither on the order of prompts nor on the arm."""
-    digest = hashlib.sha256(f"{seed}/{prompt.task.name}/{prompt.example.id}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{prompt.name}/{prompt.example.id}".encode()).digest()
     return int.from_bytes(digest[:7])
 
 

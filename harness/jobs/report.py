@@ -1,12 +1,12 @@
 """Tables and figures from run folders, without measuring anything: ``python -m harness job=report``."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from harness.config import FILE_NAME
 from harness.errors import UserError
 from harness.metrics import complete_prompts
 from harness.records import RunRecord, SampleRecord
@@ -63,7 +63,7 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     Raises:
         UserError: ``name`` is no plain file name, or a folder cannot be written.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name):
+    if not FILE_NAME.fullmatch(name):
         raise UserError(
             f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.', as in quickstart."
         )

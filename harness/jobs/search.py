@@ -3,17 +3,17 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
-from harness.dimr import Evaluation, calibration_text, random_search
+from harness.config import FILE_NAME
+from harness.dimr import Evaluation, calibration_text, inner_layers, random_search
 from harness.environment import git_state
 from harness.errors import UserError
-from harness.jobs.bench import Task, make_prompt
+from harness.jobs.bench import Task, make_prompt, positions_needed
 from harness.model.load import Model
 from harness.store import check_writable, write_atomic
 
@@ -50,21 +50,31 @@ def search(
     for name, value in (("prompts", prompts), ("new_tokens", new_tokens), ("block", block)):
         if value < 1:
             raise UserError(f"job.{name}={value}: want at least 1.")
+    if not tasks:
+        raise UserError("no task is chosen: write task=paper_four, or another of `python -m harness --help`.")
     folder = Path(results_dir) / "masks"
     check_writable(folder)
     rows = {name: task.calibration(prompts, seed) for name, task in tasks.items()}
     full = model(slim_mask=None, notify=lambda line: screen.print(line, style="dim", highlight=False))
-    examples = [(tasks[name], example) for name, (found, _) in rows.items() for example in found]
-    texts = [
-        calibration_text(full.transformer, make_prompt(full, task, example).ids, new_tokens, full.tokenizer.eos_ids)
-        for task, example in track(examples, "writing calibration text", console=screen)
-    ]
     depth = full.transformer.spec.layers
+    inner_layers(depth, skip_ratio, evaluations, alpha, beta, exchange)
+    name = mask_name or f"{full.slug}_skip{round(100 * skip_ratio)}"
+    if not FILE_NAME.fullmatch(name):
+        raise UserError(f"job.mask_name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
+    prompts_made = [
+        make_prompt(full, key, tasks[key], example) for key, (found, _) in rows.items() for example in found
+    ]
+    positions_needed(full, prompts_made, new_tokens + 1, "job.new_tokens")
+    texts = [
+        calibration_text(full.transformer, prompt.ids, new_tokens, full.tokenizer.eos_ids)
+        for prompt in track(prompts_made, "writing calibration text", console=screen)
+    ]
     found = random_search(texts, depth, skip_ratio, evaluations, seed, block, alpha, beta, exchange)
-    evaluated = list(track(found, "scoring masks", total=evaluations, console=screen))
+    evaluated: list[Evaluation] = []
+    for evaluation in track(found, "scoring masks", total=evaluations, console=screen):
+        evaluated.append(evaluation)
+        write_atomic(folder / f"{name}.csv", table(evaluated))  # a killed search keeps what it has scored
     best = min(evaluated, key=lambda evaluation: evaluation.cost)
-    name = mask_name or f"{re.sub(r'[^A-Za-z0-9.]+', '-', full.name).strip('-')}_skip{round(100 * skip_ratio)}"
-    write_atomic(folder / f"{name}.csv", table(evaluated))
     commit, dirty = git_state()
     description = {
         "model": full.name,

@@ -22,7 +22,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class Model:
     """A full verifier ready to run, with its tokenizer and the layers its slim tier keeps.
 
-    ``name`` goes into every record; ``mask_name`` says where the mask came from.
+    ``name`` goes into every record, ``slug`` into file names; ``mask_name`` says where the mask came from.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Model:
     tokenizer: Tokenizer
     slim_mask: LayerMask | None
     mask_name: str | None
+    slug: str = "model"
 
 
 def load_model(
@@ -71,6 +72,7 @@ def load_model(
         tokenizer=tokenizer,
         slim_mask=mask,
         mask_name=None if mask is None else str(slim_mask),
+        slug="embedded" if full == "embedded" else Path(full).expanduser().resolve().name,  # of a hub id, the name
     )
 
 

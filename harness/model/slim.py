@@ -65,7 +65,7 @@ def read_mask(mask: str | Path | Sequence[int], depth: int) -> LayerMask:
     try:
         found = json.loads(path.read_text())
         layers, found_depth = found["kept_layers"], found["layers"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a layer mask ({error!r}); want keys 'layers' and 'kept_layers'.") from error
     if found_depth != depth:
         raise UserError(
@@ -74,9 +74,9 @@ def read_mask(mask: str | Path | Sequence[int], depth: int) -> LayerMask:
     return checked(layers, depth, str(path))
 
 
-def checked(layers: Sequence[int], depth: int, origin: str) -> LayerMask:
+def checked(layers: object, depth: int, origin: str) -> LayerMask:
     """The mask that keeps ``layers``, which must be distinct indices below ``depth``."""
-    valid = bool(layers) and all(type(index) is int and 0 <= index < depth for index in layers)
-    if not valid or len(set(layers)) != len(layers):
-        raise UserError(f"{origin}: kept layers {list(layers)} must be distinct integers from 0 to {depth - 1}.")
+    valid = isinstance(layers, list) and all(type(index) is int and 0 <= index < depth for index in layers)
+    if not isinstance(layers, list) or not valid or not 0 < len(layers) == len(set(layers)):
+        raise UserError(f"{origin}: kept layers {layers} must be distinct integers from 0 to {depth - 1}.")
     return LayerMask.of(layers, depth)

@@ -72,6 +72,11 @@ class Tiers:
     def every(self) -> tuple[Tier, ...]:
         return (self.full, *self.others)
 
+    @property
+    def prefilled(self) -> tuple[Tier, ...]:
+        """Tiers with a cache of their own."""
+        return tuple(tier for tier in self.every if not isinstance(tier.cache, Tail))
+
     def provisional(self, name: str, layers: Sequence[int]) -> Tier:
         tier = Tier(name, self.model, Tail(self.cache), layers)
         self.others.append(tier)
@@ -89,9 +94,8 @@ class Tiers:
         Every tier with a cache of its own is filled here too, so that drafting does not pay for the prompt.
         """
         self.rollback(0)
-        for tier in self.every:
-            if not isinstance(tier.cache, Tail):
-                tier.prefill(prompt[:-1])
+        for tier in self.prefilled:
+            tier.prefill(prompt[:-1])
 
     def rollback(self, length: int) -> None:
         """Cut every tier to at most ``length`` positions."""

@@ -56,7 +56,11 @@ class HFTokenizer:
             raise UserError(f"no tokenizer in {str(folder)!r}: expected one of {', '.join(_TOKENIZER_FILES)}.")
         from transformers import AutoTokenizer
 
-        self._tok = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        try:
+            self._tok = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except (ValueError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"the tokenizer in {str(folder)!r} cannot be read: {reason}.") from error
         self.eos_ids = frozenset(eos_ids)
         vocab = self._tok.get_vocab()
         self.vocab_size = 1 + max(vocab.values())  # ids may have gaps

@@ -16,7 +16,7 @@ def toy_model(
     dtype: str = "float64",
     seed: int = 0,
     skip_ratio: float = 0.3,
-    slim_mask: Sequence[int] | None = None,
+    slim_mask: str | Sequence[int] | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> Model:
     """A random six-layer model. Its slim tier keeps ``slim_mask``, or skips evenly spaced layers at ``skip_ratio``.
@@ -33,6 +33,7 @@ def toy_model(
         tokenizer=tokenizer,
         slim_mask=evenly_spaced(spec.layers, skip_ratio) if slim_mask is None else read_mask(slim_mask, spec.layers),
         mask_name=f"evenly spaced, skip {skip_ratio}" if slim_mask is None else str(slim_mask),
+        slug="toy",
     )
 
 

@@ -1,0 +1,98 @@
+"""Runs of the bench, and of the command line in this process, that several tests share."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from harness import __main__ as command
+from harness import compare
+from harness.config import RunSettings
+from harness.drafters.self_skip import SelfSkip
+from harness.jobs import bench as bench_module
+from harness.jobs.bench import bench
+from harness.log import Logger, NullLogger
+from harness.model.load import Model
+from harness.model.toy import toy_model
+from harness.records import SampleRecord
+from harness.store import read
+from tasks.qa import QuestionAnswering
+from tests.toys import shapes_unchecked
+
+ORACLE = partial(SelfSkip, mask=[0, 1, 2, 3, 4, 5])
+"""All six layers of the toy model: at temperature 0 every draft is what the full verifier would write."""
+
+FEW = {"limit": 2, "max_new_tokens": 4}
+
+
+def qa(**settings: Any) -> QuestionAnswering:
+    """Short prompts of different lengths."""
+    return QuestionAnswering(**{"source": "builtin"} | settings)
+
+
+@contextmanager
+def unreported() -> Iterator[None]:
+    """Few resamples, no report, unchecked shapes inside: for runs whose records are what is looked at."""
+    with (
+        patch.object(compare, "RESAMPLES", 50),
+        patch.object(bench_module, "write_report", lambda *arguments: None),
+        shapes_unchecked(),
+    ):
+        yield
+
+
+def run_bench(
+    folder: Path,
+    methods: Mapping[str, partial[Any]],
+    tasks: Mapping[str, Any] | None = None,
+    log: Logger | None = None,
+    model: Callable[..., Model] = toy_model,
+    **settings: Any,
+) -> Path:
+    """A run of two short prompts unless told otherwise; its folder."""
+    chosen = RunSettings(results_dir=str(folder), **FEW | settings)
+    asked: Mapping[str, Any] = {"qa": qa()} if tasks is None else tasks
+    with unreported():
+        return bench(chosen, model, methods, asked, log or NullLogger(), "name: run\n")
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """``python -m harness`` with the toy model and the built-in rows."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it; this puts it back afterwards
+    monkeypatch.setattr(sys, "argv", ["harness", "model=toy", "source=builtin", *arguments])
+    command.main()
+
+
+def outcome(folder: Path) -> dict[tuple[str, str, str], tuple[Any, ...]]:
+    """What a run wrote for each arm, task and example, seconds and ids of runs left out."""
+    return {(one.arm, one.task, one.example_id): untimed(one) for one in read(folder).samples}
+
+
+def untimed(sample: SampleRecord) -> tuple[Any, ...]:
+    made = sample.generation
+    return (
+        *(made.token_ids, made.blocks, made.stop_reason, sample.text, sample.prediction, sample.scores),
+        *(sample.references, sample.prompt_sha, sample.prompt_tokens, sample.input_cut),
+    )
+
+
+def files(folder: Path) -> list[str]:
+    """Every file below ``folder``, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a command is refused with, exit code 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        main(monkeypatch, *arguments)
+    said = capsys.readouterr()
+    assert (caught.value.code, said.out) == (2, "")
+    (line,) = [line for line in said.err.splitlines() if line.startswith("harness: error: ")]
+    assert line == said.err.splitlines()[-1] and "Traceback" not in said.err
+    return line.removeprefix("harness: error: ")

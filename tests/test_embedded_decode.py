@@ -1,0 +1,65 @@
+"""The embedded model through our loop: the tokens that transformers generates, and all routes of the gate."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from harness.decode.autoregressive import Autoregressive
+from harness.decode.base import Decoder, StopRule
+from harness.decode.gate import Strictness
+from harness.decode.speculative import Speculative
+from harness.decode.via_sd import ViaSD
+from harness.drafters.prompt_lookup import PromptLookup
+from harness.drafters.self_skip import SelfSkip
+from harness.model.embedded import embedded_folder
+from harness.model.load import Model, load_model
+from harness.records import Route
+from harness.sampling import GreedyChooser, Sampling
+from tests.toys import tiers_of
+
+MASK = "results/masks/embedded_skip30.json"
+QUESTIONS = (
+    "Repeat this sentence twice: The mill by the river grinds oats and barley for four villages.",
+    "What is the capital of Norway?",
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model(slim_mask=MASK, dtype="float32", device="cpu")
+
+
+def generate(model: Model, method, prompt: list[int], new_tokens: int = 32):
+    decoder = Decoder(method)
+    decoder.prefill(prompt)
+    return decoder.decode(StopRule(new_tokens, model.tokenizer.eos_ids), GreedyChooser())
+
+
+def test_greedy_tokens_are_those_of_transformers(model: Model) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(embedded_folder(), dtype=torch.float32).eval()
+    for question in QUESTIONS:
+        prompt = model.tokenizer.chat(question)
+        ids = torch.tensor([prompt])
+        settings = {"max_new_tokens": 32, "do_sample": False}
+        want = theirs.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
+        got = generate(model, Autoregressive(tiers_of(model), Sampling()), prompt)
+        assert list(got.token_ids) == want
+
+
+def test_lossless_methods_give_the_baselines_tokens_and_the_lossy_one_takes_all_routes(model: Model) -> None:
+    seen: set[Route] = set()
+    for question in QUESTIONS:
+        prompt = model.tokenizer.chat(question)
+        want = generate(model, Autoregressive(tiers_of(model), Sampling()), prompt).token_ids
+        for drafter in (PromptLookup, SelfSkip):
+            assert (
+                generate(model, Speculative(tiers_of(model), Sampling(), model, 5, drafter), prompt).token_ids == want
+            )
+        lossy = generate(model, ViaSD(tiers_of(model), Sampling(), model, 5, SelfSkip, Strictness()), prompt)
+        seen.update(route for block in lossy.blocks for route in block.routes)
+    assert seen == set(Route)
+
+
+def test_the_shipped_mask_skips_nine_layers_and_agrees_with_the_full_verifier(model: Model) -> None:
+    assert model.slim_mask is not None
+    assert len(model.slim_mask.layers) == 21 and model.slim_mask.skip_ratio == pytest.approx(0.3)

@@ -1,0 +1,203 @@
+"""The search job: the masks and costs it writes, what they are good for, and what it refuses."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.dimr import calibration_text, evaluate
+from harness.errors import UserError
+from harness.help import CONF
+from harness.jobs.search import search
+from harness.model import load, toy
+from harness.model.load import Model
+from harness.model.slim import LayerMask, read_mask
+from harness.model.tokenizer import ByteTokenizer
+from harness.model.toy import toy_model
+from harness.records import DataSource, Example
+from harness.store import find_runs, read
+from tasks.qa import QuestionAnswering
+from tests.runs import files, main, refused, unreported
+
+DEPTH = 6
+
+
+class CalibrationOnly(QuestionAnswering):
+    """A task whose test rows nobody may read."""
+
+    def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:
+        raise AssertionError("a search reads no test row")
+
+
+SETTINGS: dict[str, Any] = {
+    **{"seed": 0, "skip_ratio": 0.3, "evaluations": 5, "prompts": 2, "new_tokens": 7, "block": 3},
+    **{"alpha": 0.0, "beta": 1.0, "exchange": 0.5},
+}
+
+
+def search_toy(folder: Path, **changed: Any) -> Path:
+    tasks = {"qa": CalibrationOnly(source="builtin")}
+    return search(**{"model": toy_model, "tasks": tasks, "results_dir": str(folder), **SETTINGS, **changed})
+
+
+def embedded_slug(**arguments: Any) -> Model:
+    return replace(toy_model(**arguments), slug="embedded")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.with_suffix(".csv").read_text().splitlines()))
+
+
+def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
+    path = search_toy(tmp_path)
+    assert sorted(file.name for file in tmp_path.rglob("*")) == ["masks", "toy_skip30.csv", "toy_skip30.json"]
+    rows, best = rows_of(path), json.loads(path.read_text())
+    assert list(rows[0]) == ["kept_layers", "cost", "agreement", "positions", "seconds"]
+    assert len({row["kept_layers"] for row in rows}) == len(rows) == best["evaluations"] == 5
+    (cheapest,) = [row for row in rows if float(row["cost"]) == min(float(other["cost"]) for other in rows)]
+    assert " ".join(map(str, best["kept_layers"])) == cheapest["kept_layers"]
+    assert (best["cost"], best["agreement"]) == (float(cheapest["cost"]), float(cheapest["agreement"]))
+    assert len(rows) > sum(float(row["cost"]) == best["cost"] for row in rows), "the masks differ"
+    assert {int(row["positions"]) for row in rows} == {best["positions"]} == {2 * 7}
+    assert (best["model"], best["layers"], best["cache_mode"], best["dtype"]) == ("toy", 6, "shared", "float64")
+    assert {key: best[key] for key in SETTINGS if key in best} == {
+        key: value for key, value in SETTINGS.items() if key not in ("prompts", "new_tokens")
+    }
+    _, source = QuestionAnswering(source="builtin").calibration(2, 0)
+    assert best["calibration"]["qa"] == {
+        "source": "builtin: tasks/builtin/qa_calibration.jsonl",
+        "rows": 2,
+        "sha256": source.sha256,
+    }
+
+
+def test_the_job_gives_the_same_masks_again_and_others_for_another_seed(tmp_path: Path) -> None:
+    def masks(name: str, seed: int) -> list[dict[str, str]]:
+        return [{**row, "seconds": ""} for row in rows_of(search_toy(tmp_path, mask_name=name, seed=seed))]
+
+    assert masks("one", 0) == masks("two", 0)
+    assert masks("three", 1) != masks("one", 0)
+
+
+def test_the_jobs_cost_is_that_of_its_calibration_rows(tmp_path: Path) -> None:
+    """The same prompts, built here from the rows and the template."""
+    best = json.loads(search_toy(tmp_path, alpha=0.3, beta=0.8).read_text())
+    task, model = QuestionAnswering(source="builtin"), toy_model()
+    texts = []
+    for example in task.calibration(2, 0)[0]:
+        prompt = model.tokenizer.encode(task.template.replace("{input}", example.input))
+        texts.append(calibration_text(model.transformer, prompt, 7, model.tokenizer.eos_ids))
+    found = evaluate(LayerMask.of(best["kept_layers"], DEPTH), texts, 3, 0.3, 0.8)
+    assert (best["cost"], best["agreement"], best["positions"]) == (found.cost, found.agreement, found.positions)
+
+
+def test_calibration_rows_are_never_test_rows() -> None:
+    task = QuestionAnswering(source="builtin")
+    (test, _), (calibration, _) = task.load(10**6, 0), task.calibration(10**6, 0)
+    assert not {example.id for example in test} & {example.id for example in calibration}
+    assert not {example.input for example in test} & {example.input for example in calibration}
+
+
+@pytest.mark.parametrize("name", ["/models/llama", "../models/llama", "models/my model (v2)"])
+def test_masks_land_in_their_folder_whatever_the_model_is_called(tmp_path: Path, name: str) -> None:
+    path = search_toy(
+        tmp_path, model=lambda **given: replace(toy_model(**given), name=name), evaluations=1, prompts=1, new_tokens=1
+    )
+    assert path.parent == tmp_path / "masks" and path.is_file() and path.with_suffix(".csv").is_file()
+    assert json.loads(path.read_text())["model"] == name
+
+
+SHORT = ("job=search", "task=qa", "job.evaluations=2", "job.prompts=1", "job.new_tokens=3")
+
+
+def test_a_searched_list_of_layers_serves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(monkeypatch, *SHORT, "job.skip_ratio=0.5", "job.mask_name=mine", f"results_dir={tmp_path}")
+    path = tmp_path / "masks" / "mine.json"
+    mask = read_mask(path, DEPTH)
+    assert list(mask.layers) == json.loads(path.read_text())["kept_layers"] and len(mask.layers) == 3
+    with pytest.raises(UserError, match="mask over 6 layers, the model has 30; search one for this model"):
+        read_mask(path, 30)
+    env = env_of_run(monkeypatch, tmp_path, f"++model.slim_mask={list(mask.layers)}")
+    assert env["slim_mask"] == str(list(mask.layers))
+
+
+def test_a_searched_file_serves_a_run_of_a_model_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    monkeypatch.setattr(load, "load_transformer", lambda folder, dtype, device: toy_model(dtype).transformer)
+    monkeypatch.setattr(load, "load_tokenizer", lambda folder, spec: ByteTokenizer())
+    model = ("model=embedded", f"model.full={tmp_path / 'checkpoint'}")
+    main(monkeypatch, *SHORT, *model, f"results_dir={tmp_path}")
+    (path,) = (tmp_path / "masks").glob("*.json")
+    assert json.loads(path.read_text())["dtype"] == "bfloat16"
+    env = env_of_run(monkeypatch, tmp_path, *model, f"model.slim_mask={path}")
+    assert (env["slim_mask"], env["dtype"]) == (str(path), "bfloat16")
+
+
+def env_of_run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> Mapping[str, str]:
+    """A short run of the slim verifier; what its record says of the machine."""
+    few = ("task=qa", "method=via_sd", "limit=1", "max_new_tokens=3", f"results_dir={folder}")
+    with unreported():
+        main(monkeypatch, *few, *arguments)
+    (run_folder,) = find_runs(folder)
+    run = read(run_folder).run
+    assert run.status == "finished" and [arm.method for arm in run.arms] == ["autoregressive", "via_sd"]
+    return run.env
+
+
+def test_a_plain_search_writes_the_mask_that_a_plain_run_reads(tmp_path: Path) -> None:
+    """``job=search`` is what the error about the missing mask says to run."""
+    path = search_toy(tmp_path, model=embedded_slug)
+    wanted = yaml.safe_load((CONF / "model" / "embedded.yaml").read_text())["slim_mask"]
+    assert path == tmp_path / Path(wanted).relative_to("results")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    {
+        "job.skip_ratio=1.0": "skip_ratio=1.0 leaves no layer of 6",
+        "job.skip_ratio=0.9": "skip_ratio=0.9 leaves 1 of 6 layers; first and last always stay.",
+        "job.alpha=1.0": "alpha=1.0, beta=1.0: want",
+        "job.beta=0.5": "alpha=0.0, beta=0.5: want",
+        "job.evaluations=0": "evaluations=0: want at least 1 mask.",
+        "job.exchange=2.0": "exchange=2.0: want a probability.",
+        "job.prompts=0": "job.prompts=0: want at least 1.",
+        "job.new_tokens=0": "job.new_tokens=0: want at least 1.",
+        "job.block=0": "job.block=0: want at least 1.",
+        "job.evaluation=3": "unknown job key 'evaluation': did you mean 'evaluations'",
+    }.items(),
+)
+def test_a_bad_setting_is_one_line_and_leaves_no_mask(
+    argument: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(monkeypatch, capsys, *SHORT, argument, f"results_dir={tmp_path}").startswith(message)
+    assert files(tmp_path) == []
+
+
+def test_a_search_without_a_task_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(monkeypatch, capsys, *SHORT, "task=[]", f"results_dir={tmp_path}")
+    assert line.startswith("no task is chosen") and files(tmp_path) == []
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy_spec = toy.toy_spec
+    monkeypatch.setattr(toy, "toy_spec", lambda **sizes: toy_spec(**sizes | {"max_positions": 64}))
+    line = refused(monkeypatch, capsys, *SHORT, f"results_dir={tmp_path}")
+    assert "example builtin-qa-calibration-0: " in line and "the model has 64" in line
+    assert files(tmp_path) == []
+
+
+def test_an_unwritable_folder_is_said_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").write_text("a file")
+    line = refused(monkeypatch, capsys, *SHORT, f"results_dir={tmp_path / 'results'}")
+    assert line.startswith("cannot write in ") and line.endswith("choose another folder with results_dir=PATH.")
