@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.errors import UserError
-from harness.model.cache import KVCache
+from harness.model.cache import Entries
 from harness.model.slim import LayerMask, kept_count
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
@@ -45,31 +45,28 @@ def step_cost(
 class CalibrationText:
     """One prompt continued by the full verifier, with its cache over all of it and its logits over the continuation.
 
-    ``written_keys`` and ``written_values`` are the cache entries from the last prompt token on, kept aside because
-    scoring a mask overwrites them.
+    ``written`` are the cache entries from the last prompt token on, kept aside because scoring a mask overwrites them.
     """
 
     tokens: tuple[int, ...]
     prompt_length: int
     tiers: Tiers
     full_logits: Float[Tensor, "N V"]
-    written_keys: Tensor
-    written_values: Tensor
+    written: Entries
 
     def restore(self) -> None:
         """Put the full verifier's entries back over the whole text."""
-        cache, begin, end = self.tiers.cache, self.prompt_length - 1, len(self.tokens) - 1
-        cache.keys[:, :, begin:end] = self.written_keys
-        cache.values[:, :, begin:end] = self.written_values
+        cache = self.tiers.cache
+        cache.write(self.prompt_length - 1, self.written)
         cache.begin(0)
-        cache.length = end
+        cache.length = len(self.tokens) - 1
 
 
 def calibration_text(
     model: Transformer, prompt: Sequence[int], new_tokens: int, eos_ids: frozenset[int]
 ) -> CalibrationText:
     """Let the full verifier continue ``prompt`` greedily and remember its logits."""
-    cache = KVCache(model.spec, len(prompt) + new_tokens + 1, model.dtype, model.device)
+    cache = model.new_cache(len(prompt) + new_tokens + 1)
     tiers = Tiers(model, cache)
     decoder = Decoder(Autoregressive(tiers, Sampling()))
     decoder.prefill(prompt)
@@ -78,9 +75,7 @@ def calibration_text(
     begin, end = len(prompt) - 1, len(tokens) - 1
     tiers.rollback(begin)
     logits = tiers.full.forward(tokens[:-1], rows=len(written))
-    return CalibrationText(
-        tokens, len(prompt), tiers, logits, cache.keys[:, :, begin:end].clone(), cache.values[:, :, begin:end].clone()
-    )
+    return CalibrationText(tokens, len(prompt), tiers, logits, cache.read(begin, end))
 
 
 @dataclass(frozen=True, slots=True)

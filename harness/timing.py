@@ -41,11 +41,13 @@ def warm_up(tiers: Tiers, largest_block: int, backlog: int = 0) -> None:
     tiers.rollback(0)
 
 
-def peak_bytes(device: torch.device) -> int | None:
-    """Highest memory the CUDA allocator has held since ``reset_peak``; None on other devices."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+def peak_bytes(*devices: torch.device) -> int | None:
+    """Highest memory the CUDA allocator has held since ``reset_peak``, devices summed; None on other devices."""
+    peaks = [torch.cuda.max_memory_allocated(device) for device in devices if device.type == "cuda"]
+    return sum(peaks) if peaks else None
 
 
-def reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+def reset_peak(*devices: torch.device) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)

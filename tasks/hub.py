@@ -1,26 +1,17 @@
-"""Rows of a Hugging Face dataset: streamed from the hub when it answers, else taken from its local cache.
+"""Rows of a Hugging Face dataset: streamed from the hub when it answers, else taken from its local cache."""
 
-Whether the hub answers is asked once a process, by one connection attempt, because the client libraries would
-retry for half a minute on every dataset.
-"""
-
-import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from harness.errors import UserError
+from harness.hub import endpoint, note_failure, one_line, probe, problem
 
-PROBE_TIMEOUT_S = 2.0
 INFO_TIMEOUT_S = 5.0
 
 
@@ -35,51 +26,6 @@ class HubRows:
     rows: list[dict[str, Any]]
     commit: str | None
     why_cached: str | None
-
-
-_failed: dict[str, str] = {}  # endpoint -> why, once a request failed although the probe had been answered
-
-
-def endpoint() -> str:
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-
-
-def problem() -> str | None:
-    """Why the hub is not to be used, or None. Costs at most ``PROBE_TIMEOUT_S`` and a bit, once a process."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
-            return f"{name} is set"
-    return _failed.get(endpoint()) or _probe(endpoint())
-
-
-@cache
-def _probe(url: str) -> str | None:
-    """Connects to the host of ``url``, or to the proxy that leads to it; why that failed, or None."""
-    try:
-        parts = urlsplit(url)
-        proxy = getproxies().get(parts.scheme)
-        if proxy and parts.hostname and not proxy_bypass(parts.hostname):
-            parts = urlsplit(proxy)
-        host, port = parts.hostname, parts.port or {"http": 80}.get(parts.scheme, 443)
-    except ValueError:
-        host = None
-    if host is None:
-        return f"{url!r} is not a URL like https://huggingface.co"
-    outcome: list[str] = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
-            outcome.append("")
-        except OSError as error:
-            outcome.append(error.strerror or str(error))
-
-    # In a thread, since no timeout bounds the name lookup, and each address of a host has the timeout to itself.
-    thread = Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(PROBE_TIMEOUT_S + 0.5)
-    why = outcome[0] if outcome else f"no answer in {PROBE_TIMEOUT_S:g} s"
-    return f"{host}:{port}: {why}" if why else None
 
 
 def fetch(path: str, config: str, split: str, limit: int, revision: str) -> HubRows:
@@ -98,15 +44,11 @@ def fetch(path: str, config: str, split: str, limit: int, revision: str) -> HubR
         try:
             found = read(path, config, split, limit, revision)
         except (OSError, ValueError) as error:  # pyarrow reports a damaged file as a ValueError
-            raise HubUnavailable(f"{why}; its local cache of {path} is damaged: {_one_line(error)}") from error
+            raise HubUnavailable(f"{why}; its local cache of {path} is damaged: {one_line(error)}") from error
         if found is not None:
             rows, commit = found
             return HubRows(rows, commit, why)
     raise HubUnavailable(why)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())[:160]
 
 
 @contextmanager
@@ -131,7 +73,7 @@ def _check_file_host(path: str, commit: str | None, names: list[str]) -> None:
         return
     url = hf_hub_url(path, name, repo_type="dataset", revision=commit, endpoint=endpoint())
     host = urlsplit(get_hf_file_metadata(url, timeout=INFO_TIMEOUT_S).location)
-    if why := _probe(f"{host.scheme}://{host.netloc}"):
+    if why := probe(f"{host.scheme}://{host.netloc}"):
         raise ConnectionError(why)
 
 
@@ -157,8 +99,8 @@ def _stream(path: str, config: str, split: str, limit: int, revision: str) -> Hu
         ) from error
     except (OSError, HTTPError, ValueError) as error:
         if not isinstance(error, HfHubHTTPError | ValueError):
-            _failed[endpoint()] = _one_line(error)
-        raise HubUnavailable(_one_line(error)) from error
+            note_failure(one_line(error))
+        raise HubUnavailable(one_line(error)) from error
     # Not the commit asked for: on trouble midway the library may have turned to its cache by itself.
     return HubRows(rows, _commit(builder.hash), None)
 

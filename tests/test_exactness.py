@@ -297,8 +297,9 @@ def test_a_drafting_models_cache_is_fresh_after_every_block() -> None:
             assert tier is not None and len(case.prompt) - 1 < tier.length < len(tokens)
             again = KVCache(small.spec, CAPACITY, torch.float64, CPU)
             small.prefill(torch.tensor(tokens[: tier.length]), again, range(LAYERS))
-            for one, other in ((tier.cache.keys, again.keys), (tier.cache.values, again.values)):
-                assert torch.allclose(one[:, :, : tier.length], other[:, :, : tier.length], atol=1e-10)
+            for one, other in zip(tier.cache.layers, again.layers, strict=True):
+                for ours, fresh in zip(one, other, strict=True):
+                    assert torch.allclose(ours[:, : tier.length], fresh[:, : tier.length], atol=1e-10)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -39,7 +39,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "scoring": frozenset(("errors",)),
     "config": frozenset(("errors",)),
     "sampling": frozenset(("errors",)),
-    "model": frozenset(("errors",)),
+    "hub": frozenset(("errors",)),
+    "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
     "decode": frozenset(("errors", "records", "sampling", "model", "drafters")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
@@ -53,7 +54,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "help": frozenset(("errors", "config")),
     "jobs": FOUNDATION | READING | {"model", "drafters", "decode", "dimr", "timing", "environment", "log"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
-    "tasks": frozenset(("errors", "records", "scoring")),
+    "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
 

@@ -127,6 +127,7 @@ def test_a_searched_list_of_layers_serves_a_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_searched_file_serves_a_run_of_a_model_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoint").mkdir()
     monkeypatch.setattr(load, "load_transformer", lambda folder, dtype, device: toy_model(dtype).transformer)
     monkeypatch.setattr(load, "load_tokenizer", lambda folder, spec: ByteTokenizer())
     model = ("model=embedded", f"model.full={tmp_path / 'checkpoint'}")

@@ -41,9 +41,9 @@ def closed_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(hub, "_failed", {})
+    monkeypatch.setattr("harness.hub._failed", {})
     source.notice.cache_clear()
-    hub._probe.cache_clear()
+    hub.probe.cache_clear()
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -14,7 +14,7 @@ from harness.sampling import Chooser, Sampling
 
 
 class SmallLM:
-    """Any Llama-shaped checkpoint folder whose tokenizer is the full verifier's.
+    """Any checkpoint folder of a supported architecture whose tokenizer is the full verifier's.
 
     Embedding and head may be padded to other sizes than the full verifier's: both heads end at the last token the
     tokenizer knows.

@@ -22,7 +22,6 @@ from harness.errors import UserError
 from harness.jobs.report import write_report
 from harness.log import Logger
 from harness.metrics import rows
-from harness.model.cache import KVCache
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.records import SCHEMA, ArmRecord, DataSource, Example, Generation, RunRecord, SampleRecord
@@ -160,7 +159,7 @@ def build_arms(
     sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
     room = settings.max_new_tokens + max([settings.gamma, *(m.keywords.get("gamma", 0) for m in methods.values())]) + 1
     capacity = positions_needed(model, prompts, room, "max_new_tokens")
-    cache = KVCache(model.transformer.spec, capacity, model.transformer.dtype, model.transformer.device)
+    cache = model.transformer.new_cache(capacity)
     arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}
     return {
         name: Decoder(method(tiers=Tiers(model.transformer, cache), sampling=sampling, model=model))
@@ -178,9 +177,9 @@ def describe(
 ) -> RunRecord:
     """The run's identity: everything a table must say beside its numbers."""
     commit, dirty = git_state()
-    device = model.transformer.device
+    devices = model.transformer.devices
     facts = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
         "dtype": str(model.transformer.dtype).removeprefix("torch."),
         "threads": str(torch.get_num_threads()),
         "slim_mask": model.mask_name or "none",
@@ -219,8 +218,8 @@ def measure(
     screen: Console,
 ) -> Iterator[SampleRecord]:
     """Warm up, then decode prompt by prompt with all arms, whose order turns and after each full turn is reversed."""
-    device = model.transformer.device
-    clock = synced_clock(device)
+    devices = model.transformer.devices
+    clock = synced_clock(model.transformer.device)  # the last one: it has the logits, so the others are done by then
     largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
     names = list(decoders)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -240,7 +239,7 @@ def measure(
                 stop = StopRule(
                     settings.max_new_tokens, model.tokenizer.eos_ids, prompt.task.stop, model.tokenizer.decode
                 )
-                reset_peak(device)
+                reset_peak(*devices)
                 generation, prefill_s, decode_s = timed(
                     decoders[name], prompt.ids, stop, seed_of(settings.seed, prompt), clock
                 )
@@ -261,7 +260,7 @@ def measure(
                     scores={m: METRICS[m].sample(prediction, references) for m in prompt.task.metrics},
                     prefill_s=prefill_s,
                     decode_s=decode_s,
-                    peak_bytes=peak_bytes(device),
+                    peak_bytes=peak_bytes(*devices),
                     generation=generation,
                 )
                 progress.advance(bar)

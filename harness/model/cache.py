@@ -5,6 +5,8 @@ its own provisional tail behind them; tails of different tiers take turns in the
 second cache. Whenever the committed part changes, every tail is void and starts again at the committed length.
 """
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,15 +15,16 @@ from torch import Tensor
 
 from harness.model.spec import ModelSpec
 
+Entries = list[tuple[Tensor, Tensor]]
+"""Keys and values of some positions, [l, K, n, D] each, for every storage of a cache."""
+
 
 @runtime_checkable
 class CacheView(Protocol):
-    """What a forward needs of a cache: where to write, and how far it is filled."""
+    """What a forward needs of a cache: where to write, and how far it is filled. ``layers``: keys, values of each."""
 
     @property
-    def keys(self) -> Float[Tensor, "L K P D"]: ...
-    @property
-    def values(self) -> Float[Tensor, "L K P D"]: ...
+    def layers(self) -> Sequence[tuple[Tensor, Tensor]]: ...
     @property
     def length(self) -> int: ...
 
@@ -33,21 +36,51 @@ class CacheView(Protocol):
 class KVCache:
     """Storage of capacity ``P`` positions and the committed length of the tier that owns it.
 
+    Layers with a sliding window keep every position too, so that a rollback may reach back behind the window; they
+    take as much memory as the others.
+
     Example: ``start = cache.begin(3)``; write keys and values at ``start..start+2``; ``cache.append(3)``; the last two
     turn out wrong: ``cache.rollback(start + 1)``.
     """
 
-    keys: Float[Tensor, "L K P D"]
-    values: Float[Tensor, "L K P D"]
-
-    def __init__(self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (spec.layers, spec.kv_heads, capacity, spec.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(
+        self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | Sequence[torch.device]
+    ) -> None:
+        """``device`` is one for all layers, or one for each; neighbours on one device share a storage."""
+        places = [device] * spec.layers if isinstance(device, torch.device) else list(device)
+        self.storages: Entries = []
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        for place, group in groupby(places):
+            shape = (len(list(group)), spec.kv_heads, capacity, spec.head_dim)
+            keys, values = (torch.zeros(shape, dtype=dtype, device=place) for _ in range(2))
+            self.storages.append((keys, values))
+            self.layers += zip(keys, values, strict=True)
         self.capacity = capacity
         self.length = 0
         self.version = 0
         self.resident: Tail | None = None
+
+    @property
+    def keys(self) -> Float[Tensor, "L K P D"]:
+        """All keys, of a cache on one device."""
+        ((keys, _),) = self.storages
+        return keys
+
+    @property
+    def values(self) -> Float[Tensor, "L K P D"]:
+        """All values, of a cache on one device."""
+        ((_, values),) = self.storages
+        return values
+
+    def read(self, begin: int, end: int) -> Entries:
+        """A copy of the entries of positions ``begin`` to before ``end``."""
+        return [(keys[:, :, begin:end].clone(), values[:, :, begin:end].clone()) for keys, values in self.storages]
+
+    def write(self, begin: int, entries: Entries) -> None:
+        """Put back what ``read`` returned, from position ``begin`` on."""
+        for (keys, values), (old_keys, old_values) in zip(self.storages, entries, strict=True):
+            keys[:, :, begin : begin + old_keys.shape[2]] = old_keys
+            values[:, :, begin : begin + old_values.shape[2]] = old_values
 
     def begin(self, count: int) -> int:
         """First position to write, after making sure that ``count`` entries fit.
@@ -83,15 +116,11 @@ class Tail:
         self.cache = cache
         self.version = cache.version
         self.count = 0
-        self.saved: tuple[Tensor, Tensor] | None = None
+        self.saved: Entries | None = None
 
     @property
-    def keys(self) -> Float[Tensor, "L K P D"]:
-        return self.cache.keys
-
-    @property
-    def values(self) -> Float[Tensor, "L K P D"]:
-        return self.cache.values
+    def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
+        return self.cache.layers
 
     @property
     def length(self) -> int:
@@ -108,8 +137,7 @@ class Tail:
             if cache.resident is not None:
                 cache.resident.save()
             if self.saved is not None:
-                self.region(cache.keys).copy_(self.saved[0])
-                self.region(cache.values).copy_(self.saved[1])
+                cache.write(cache.length, self.saved)
                 self.saved = None
             cache.resident = self
         return self.length
@@ -123,12 +151,9 @@ class Tail:
             return
         count = max(0, min(self.count, length - self.cache.length))
         if self.saved is not None and count < self.count:
-            self.saved = (self.saved[0][:, :, :count], self.saved[1][:, :, :count])
+            self.saved = [(keys[:, :, :count], values[:, :, :count]) for keys, values in self.saved]
         self.count = count
 
     def save(self) -> None:
         """Copy the entries aside; another tail is about to take their place."""
-        self.saved = (self.region(self.cache.keys).clone(), self.region(self.cache.values).clone())
-
-    def region(self, storage: Float[Tensor, "L K P D"]) -> Float[Tensor, "L K n D"]:
-        return storage[:, :, self.cache.length : self.cache.length + self.count]
+        self.saved = self.cache.read(self.cache.length, self.cache.length + self.count)

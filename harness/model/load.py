@@ -1,15 +1,14 @@
 """A checkpoint folder -> weights in our transformer, tokenizer, and the slim tier's layer mask."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from harness.errors import UserError
+from harness.model.checkpoint import HUB_ID, Checkpoint, hub_folder, local_folder, read_json, weight_files
 from harness.model.embedded import NAME, embedded_folder
 from harness.model.slim import LayerMask, read_mask
 from harness.model.spec import ModelSpec
@@ -41,14 +40,18 @@ def load_model(
     device: str = "auto",
     threads: int | None = None,
     notify: Callable[[str], None] | None = None,
+    revision: str | None = None,
+    devices: Sequence[str] | None = None,
 ) -> Model:
     """Load the full verifier.
 
     Args:
-        full: ``embedded``, or the folder of a Llama-shaped checkpoint (config.json, safetensors, tokenizer.json).
+        full: ``embedded``, a checkpoint folder (config.json, safetensors, tokenizer files), or a hub id (org/name).
         slim_mask: mask file or kept layers of the slim tier; None where no method needs one.
+        device: where all of it lies; ``devices`` instead spreads the layers evenly over several, in order.
         threads: CPU threads; None leaves torch's choice.
         notify: called with a line for each slow step.
+        revision: branch, tag or commit of a hub id; None is main.
 
     Raises:
         UserError: anything missing, unsupported or mismatched.
@@ -57,66 +60,186 @@ def load_model(
         if threads < 1:
             raise UserError(f"model.threads={threads}: want at least 1, or null for torch's choice.")
         torch.set_num_threads(threads)
-    folder = embedded_folder(notify) if full == "embedded" else Path(full).expanduser()
-    transformer = load_transformer(folder, dtype, device)
+    if devices is not None and device != "auto":
+        raise UserError(f"model.device={device} and model.devices={list(devices)}: set one of them alone.")
+    folder, name = find_checkpoint(full, revision, notify)
+    transformer = load_transformer(folder, dtype, device if devices is None else devices)
     tokenizer = load_tokenizer(folder, transformer.spec)
     mask = None if slim_mask is None else read_mask(slim_mask, transformer.spec.layers)
     return Model(
-        name=NAME if full == "embedded" else str(folder),
+        name=name,
         transformer=transformer.with_vocabulary(tokenizer.vocab_size),
         tokenizer=tokenizer,
         slim_mask=mask,
         mask_name=None if mask is None else str(slim_mask),
-        slug="embedded" if full == "embedded" else folder.resolve().name,
+        slug="embedded" if full == "embedded" else Path(full).expanduser().resolve().name,  # of a hub id, the name
     )
 
 
-def load_transformer(folder: Path, dtype: str, device: str = "auto") -> Transformer:
-    """Read ``config.json`` and the safetensors of ``folder``; tensors go to the device one at a time.
+def find_checkpoint(full: str, revision: str | None, notify: Callable[[str], None] | None) -> tuple[Path, str]:
+    """The folder of ``full``, complete, and the name it goes by in records.
+
+    Of a hub id the weights are fetched only when the configuration turns out to be of a supported model.
+    """
+    folder = None if full == "embedded" else local_folder(full)
+    if revision is not None and (full == "embedded" or folder is not None):
+        raise UserError(f"model.revision={revision} is for a hub id; model.full={full!r} has no revisions.")
+    if full == "embedded":
+        return embedded_folder(notify), NAME
+    if folder is not None:
+        return folder, str(folder)
+    if not HUB_ID.fullmatch(full):
+        raise UserError(
+            f"{Path(full) / 'config.json'} does not exist: model.full={full!r} is neither embedded, nor a checkpoint "
+            "folder, nor a hub id like org/name."
+        )
+    folder = hub_folder(full, revision or "main")
+    commit = folder.name
+    read_spec(folder)
+    if notify is not None:
+        notify(f"fetching the weights of {full}, commit {commit[:12]}, unless the hub's cache has them")
+    return hub_folder(full, commit, tuple(weight_files(folder))), f"{full}@{commit[:12]}"
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    return ModelSpec.from_hf(read_json(folder / "config.json"), str(folder))
+
+
+def load_transformer(folder: Path, dtype: str, device: str | Sequence[str] = "auto") -> Transformer:
+    """Read ``config.json`` and the safetensors of ``folder``, each tensor straight into its place.
+
+    ``device`` is one, or several over which the layers are spread evenly.
 
     Raises:
         UserError: a missing file, a missing, extra or misshapen weight, an unknown dtype or device.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not known; one of {', '.join(DTYPES)}.")
-    place = resolve_device(device)
-    spec = ModelSpec.from_hf(read_json(folder / "config.json"), str(folder))
-    tensors = read_tensors(folder, DTYPES[dtype], place)
+    places = [resolve_device(name) for name in ([device] if isinstance(device, str) else device)]
+    spec = read_spec(folder)
+    with Checkpoint(folder) as checkpoint:
+        return Transformer(spec, WeightReader(spec, checkpoint, DTYPES[dtype]).read(places))
 
-    def take(name: str, *shape: int) -> Tensor:
-        if name not in tensors:
-            raise UserError(f"{folder}: weight {name!r} is missing from the safetensors files.")
-        tensor = tensors.pop(name)
-        if tuple(tensor.shape) != shape:
-            raise UserError(f"{folder}: weight {name!r} has shape {tuple(tensor.shape)}, config.json says {shape}.")
-        return tensor
 
-    def layer(index: int) -> LayerWeights:
-        base, width, inner = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
-        query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        return LayerWeights(
-            attn_norm=take(base + "input_layernorm.weight", width),
-            qkv=torch.cat(
-                [take(f"{base}self_attn.{n}_proj.weight", r, width) for n, r in (("q", query), ("k", key), ("v", key))]
-            ),
-            out=take(base + "self_attn.o_proj.weight", width, query),
-            mlp_norm=take(base + "post_attention_layernorm.weight", width),
-            gate_up=torch.cat([take(f"{base}mlp.{n}_proj.weight", inner, width) for n in ("gate", "up")]),
-            down=take(base + "mlp.down_proj.weight", width, inner),
-        )
+Shape = tuple[int, ...]
+Stack = list[tuple[str, Shape]]
+"""Tensors of a checkpoint, by name and shape, that make one of ours when put below each other."""
 
-    embed = take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-    layers = tuple(layer(index) for index in range(spec.layers))
-    norm = take("model.norm.weight", spec.hidden_size)
-    if spec.tied_head:
-        tensors.pop("lm_head.weight", None)
-        head = embed
-    else:
-        head = take("lm_head.weight", spec.vocab_size, spec.hidden_size)
-    extra = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
-    if extra:
-        raise UserError(f"{folder}: {len(extra)} weights have no place in this architecture, first {extra[0]!r}.")
-    return Transformer(spec, Weights(embed, layers, norm, head))
+NORMS = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+NORMS_BOTH_SIDES = {
+    "attn_norm": "input_layernorm",
+    "post_attn_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
+}
+"""Checkpoint names of a layer's norms; with norms on both sides ``post_attention_layernorm`` is another one."""
+
+EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+def matrices(spec: ModelSpec, index: int) -> dict[str, Stack]:
+    """What each field of ``LayerWeights`` but the norms is made of."""
+    base, width, inner = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
+    query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    fused: dict[str, tuple[bool, int, dict[str, int]]] = {  # field -> has a bias, columns, rows of each part
+        "qkv": (spec.qkv_bias, width, {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}),
+        "out": (spec.out_bias, query, {"self_attn.o_proj": width}),
+        "gate_up": (spec.mlp_bias, width, {"mlp.gate_proj": inner, "mlp.up_proj": inner}),
+        "down": (spec.mlp_bias, inner, {"mlp.down_proj": width}),
+    }
+    found: dict[str, Stack] = {}
+    for field, (biased, columns, parts) in fused.items():
+        found[field] = [(f"{base}{part}.weight", (rows, columns)) for part, rows in parts.items()]
+        if biased:
+            found[f"{field}_bias"] = [(f"{base}{part}.bias", (rows,)) for part, rows in parts.items()]
+    return found
+
+
+def norms(spec: ModelSpec, index: int) -> dict[str, tuple[str, Shape]]:
+    """The norms of a layer by field; those of query and key heads as ``q_norm`` and ``k_norm``."""
+    base = f"model.layers.{index}."
+    names = NORMS_BOTH_SIDES if spec.post_norms else NORMS
+    found: dict[str, tuple[str, Shape]] = {
+        field: (f"{base}{name}.weight", (spec.hidden_size,)) for field, name in names.items()
+    }
+    if spec.qk_norm:
+        for head in ("q_norm", "k_norm"):
+            found[head] = (f"{base}self_attn.{head}.weight", (spec.head_dim,))
+    return found
+
+
+class WeightReader:
+    """Fills our weights from a checkpoint. Its names and shapes are checked before any tensor is read."""
+
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        self.spec = spec
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.check()
+
+    def check(self) -> None:
+        """Raises UserError on a missing, extra or misshapen weight."""
+        spec, folder, have = self.spec, self.checkpoint.folder, self.checkpoint.shapes
+        table = (spec.vocab_size, spec.hidden_size)
+        wanted: Stack = [(EMBED, table), (NORM, (spec.hidden_size,))]
+        for index in range(spec.layers):
+            wanted += [part for stack in matrices(spec, index).values() for part in stack]
+            wanted += norms(spec, index).values()
+        if not spec.tied_head:
+            wanted.append((HEAD, table))
+        for name, shape in wanted:
+            if name not in have:
+                raise UserError(f"{folder}: weight {name!r} is missing from the safetensors files.")
+            if have[name] != shape:
+                raise UserError(f"{folder}: weight {name!r} has shape {have[name]}, config.json says {shape}.")
+        known = {name for name, _ in wanted} | {HEAD}  # a tied head may be there a second time
+        extra = [name for name in have if name not in known and not name.endswith("rotary_emb.inv_freq")]
+        if extra:
+            raise UserError(f"{folder}: {len(extra)} weights have no place in this architecture, first {extra[0]!r}.")
+
+    def read(self, places: Sequence[torch.device]) -> Weights:
+        """All weights: embedding on the first place, layers spread evenly in order, norm and head on the last."""
+        spec = self.spec
+        owners = spread(spec.layers, places)
+        embed = self.fill([(EMBED, (spec.vocab_size, spec.hidden_size))], places[0])
+        layers = tuple(self.layer(index, place) for index, place in enumerate(owners))
+        norm = self.gain((NORM, (spec.hidden_size,)), places[-1])
+        if spec.tied_head:
+            head = embed.to(places[-1])
+        else:
+            head = self.fill([(HEAD, (spec.vocab_size, spec.hidden_size))], places[-1])
+        return Weights(embed, layers, norm, head)
+
+    def layer(self, index: int, place: torch.device) -> LayerWeights:
+        parts = {field: self.fill(stack, place) for field, stack in matrices(self.spec, index).items()}
+        gains = {field: self.gain(part, place) for field, part in norms(self.spec, index).items()}
+        if self.spec.qk_norm:
+            heads = (self.spec.heads, self.spec.kv_heads)
+            each = [gains.pop(name).expand(n, 1, -1) for name, n in zip(("q_norm", "k_norm"), heads, strict=True)]
+            gains["qk_norm"] = torch.cat(each)
+        return LayerWeights(**parts, **gains)
+
+    def fill(self, stack: Stack, place: torch.device) -> Tensor:
+        """One tensor of ours, cast and moved part by part: at no time is a second copy of the whole in memory."""
+        rows = sum(shape[0] for _, shape in stack)
+        filled = torch.empty((rows, *stack[0][1][1:]), dtype=self.dtype, device=place)
+        begin = 0
+        for name, shape in stack:
+            filled[begin : begin + shape[0]].copy_(self.checkpoint.read(name))
+            begin += shape[0]
+        return filled
+
+    def gain(self, part: tuple[str, Shape], place: torch.device) -> Tensor:
+        """What a norm multiplies by, as ``LayerWeights`` has it."""
+        weight = self.fill([part], place)
+        return 1 + weight.to(torch.promote_types(self.dtype, torch.float32)) if self.spec.offset_norm else weight
+
+
+def spread(layers: int, places: Sequence[torch.device]) -> list[torch.device]:
+    """The place of each layer: as many on each, in order. Raises UserError where a place would stay empty."""
+    if not 0 < len(places) <= layers:
+        raise UserError(f"model.devices names {len(places)} devices: want 1 to {layers}, one for each layer at most.")
+    return [places[index * len(places) // layers] for index in range(layers)]
 
 
 def resolve_device(device: str) -> torch.device:
@@ -134,28 +257,6 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def read_tensors(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Every tensor of the checkpoint (one file or the shards of an index), cast and placed as it is read."""
-    index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise UserError(f"{index} has no 'weight_map'; it is no safetensors index.")
-        names = sorted(set(shards.values()))
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name} does not exist; only safetensors checkpoints are read.")
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensors[key] = file.get_tensor(key).to(device=device, dtype=dtype)
-        except SafetensorError as error:
-            raise UserError(f"{folder / name} cannot be read ({error}): not a whole safetensors file.") from error
-    return tensors
-
-
 def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
     """The folder's tokenizer, whose ids must all have a row in the embedding (rows may be padded beyond them)."""
     stop: int | list[int] | None = None
@@ -169,15 +270,3 @@ def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {spec.vocab_size} rows."
         )
     return tokenizer
-
-
-def read_json(path: Path) -> dict:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; want a checkpoint folder with config.json and *.safetensors.")
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no JSON object; want what save_pretrained writes.")
-    return found

@@ -41,7 +41,7 @@ class Tier:
         fresh = sequence[self.length :]
         if rows > len(fresh):
             raise ValueError(f"{self.name}: {rows} rows wanted, {len(fresh)} tokens are new")
-        tokens = torch.tensor(fresh, dtype=torch.long, device=self.model.device)
+        tokens = torch.tensor(fresh, dtype=torch.long, device=self.model.input_device)
         logits = self.model.forward(tokens, self.cache, self.layers, rows)
         self.forwards += 1
         self.seconds += perf_counter() - begun
@@ -51,7 +51,7 @@ class Tier:
         """Process ``sequence`` from where the cache ends, without logits; not counted as a forward."""
         fresh = sequence[self.length :]
         if fresh:
-            tokens = torch.tensor(fresh, dtype=torch.long, device=self.model.device)
+            tokens = torch.tensor(fresh, dtype=torch.long, device=self.model.input_device)
             self.model.prefill(tokens, self.cache, self.layers)
 
 
@@ -83,7 +83,7 @@ class Tiers:
         return tier
 
     def independent(self, name: str, model: Transformer) -> Tier:
-        cache = KVCache(model.spec, self.cache.capacity, model.dtype, model.device)
+        cache = model.new_cache(self.cache.capacity)
         tier = Tier(name, model, cache, range(model.spec.layers))
         self.others.append(tier)
         return tier

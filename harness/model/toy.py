@@ -65,9 +65,15 @@ def random_transformer(
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * scale * shape[-1] ** -0.5
         return drawn.to(dtype)
 
+    def bias(rows: int, wanted: bool) -> torch.Tensor | None:
+        return normal(rows, 1, scale=0.3)[:, 0] if wanted else None
+
     width, inner, head_dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
     query, heads = spec.heads * head_dim, spec.heads + 2 * spec.kv_heads
-    ones = torch.ones(width, dtype=dtype)
+    gain_dtype = torch.promote_types(dtype, torch.float32) if spec.offset_norm else dtype
+    ones = torch.ones(width, dtype=gain_dtype)
+    added = ones * layer_scale if spec.post_norms else None
+    turned = torch.ones(spec.heads + spec.kv_heads, 1, head_dim, dtype=gain_dtype) if spec.qk_norm else None
     layers = tuple(
         LayerWeights(
             attn_norm=ones,
@@ -76,8 +82,15 @@ def random_transformer(
             mlp_norm=ones,
             gate_up=normal(2 * inner, width, scale=2.0),
             down=normal(width, inner, scale=layer_scale),
+            qkv_bias=bias(heads * head_dim, spec.qkv_bias),
+            out_bias=bias(width, spec.out_bias),
+            gate_up_bias=bias(2 * inner, spec.mlp_bias),
+            down_bias=bias(width, spec.mlp_bias),
+            qk_norm=turned,
+            post_attn_norm=added,
+            post_mlp_norm=added,
         )
         for _ in range(spec.layers)
     )
-    embed = normal(spec.vocab_size, width) * width**0.5
+    embed = normal(spec.vocab_size, width) * width**0.5 / (spec.embed_scale or 1.0)
     return Transformer(spec, Weights(embed, layers, ones, normal(spec.vocab_size, width, scale=head_scale)))

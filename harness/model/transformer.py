@@ -1,23 +1,37 @@
 """One decoder-only transformer for every tier: an explicit list of layers per forward, caches by absolute position."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from harness.model.cache import CacheView
+from harness.model.cache import CacheView, KVCache
+from harness.model.rotary import rotary_table, rotate
 from harness.model.spec import ModelSpec
 
 PREFILL_CHUNK = 256
 """Positions per forward while prefilling; bounds the memory of attention scores."""
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer; query, key and value, and gate and up, each fused into one matrix."""
+    """One layer; query, key and value, and gate and up, each fused into one matrix. None: the model has no such part.
+
+    A norm's gain is what it multiplies by: where ``ModelSpec.offset_norm`` is set, one plus the checkpoint's weight,
+    in at least float32. ``qk_norm`` has the gains of the query heads, then of the key heads.
+    """
 
     attn_norm: Float[Tensor, "E"]
     qkv: Float[Tensor, "HD E"]
@@ -25,11 +39,20 @@ class LayerWeights:
     mlp_norm: Float[Tensor, "E"]
     gate_up: Float[Tensor, "I2 E"]
     down: Float[Tensor, "E I"]
+    qkv_bias: Float[Tensor, "HD"] | None = None
+    out_bias: Float[Tensor, "E"] | None = None
+    gate_up_bias: Float[Tensor, "I2"] | None = None
+    down_bias: Float[Tensor, "E"] | None = None
+    qk_norm: Float[Tensor, "N 1 D"] | None = None
+    post_attn_norm: Float[Tensor, "E"] | None = None
+    post_mlp_norm: Float[Tensor, "E"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them; it may have fewer rows."""
+    """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them and both are on one device; it may
+    have fewer rows.
+    """
 
     embed: Float[Tensor, "V E"]
     layers: tuple[LayerWeights, ...]
@@ -37,20 +60,66 @@ class Weights:
     head: Float[Tensor, "N E"]
 
 
+class Sight(NamedTuple):
+    """What layers of one kind share in one forward: the first key they see, their angles, their mask. None: not any."""
+
+    first: int
+    cos: Float[Tensor, "S D2"] | None
+    sin: Float[Tensor, "S D2"] | None
+    mask: Float[Tensor, "S T"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What layers have in common besides their weights' shapes: window, rotary table of every position, device."""
+
+    window: int | None
+    table: tuple[Float[Tensor, "P D2"], Float[Tensor, "P D2"]] | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def sight(self, start: int, count: int) -> Sight:
+        """For ``count`` new positions from ``start`` on."""
+        end = start + count
+        first = 0 if self.window is None else max(0, start + 1 - self.window)
+        mask = causal_mask(count, end - first, self.window, self.dtype, self.device) if count > 1 else None
+        if self.table is None:
+            return Sight(first, None, None, mask)
+        return Sight(first, self.table[0][start:end], self.table[1][start:end], mask)
+
+
 class Transformer:
-    """Weights plus the forward pass. Norms, rotary embedding and softmax run in at least float32."""
+    """Weights plus the forward pass. Norms, rotary embedding and softmax run in at least float32.
+
+    The layers may lie on several devices: ``input_device`` has the embedding, ``device`` the norm and head, and gives
+    the logits. What differs from model to model is decided here, once: a plain Llama pays for no other family.
+    """
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
         self.weights = weights
         self.dtype = weights.embed.dtype
-        self.device = weights.embed.device
+        self.input_device = weights.embed.device
+        self.device = weights.head.device
+        self.layer_devices = tuple(layer.qkv.device for layer in weights.layers)
+        self.devices = tuple(dict.fromkeys((self.input_device, *self.layer_devices, self.device)))
         self.compute_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.cos, self.sin = rotary_table(spec, self.compute_dtype, self.device)
+        self.kinds, self.kind_of = layer_kinds(spec, self.layer_devices, self.compute_dtype)
+        self.norm = offset_rms_norm if spec.offset_norm else rms_norm
+        self.activate = ACTIVATIONS[spec.activation]
+        self.attn_scale = spec.attn_scale or spec.head_dim**-0.5
+        # As published, the factor is rounded to the model's dtype.
+        self.embed_scale = spec.embed_scale and torch.tensor(spec.embed_scale, dtype=self.dtype).item()
 
     def with_vocabulary(self, size: int) -> "Transformer":
         """The same weights with a head of the first ``size`` rows: padding rows beyond a tokenizer are never drawn."""
-        return Transformer(self.spec, replace(self.weights, head=self.weights.head[:size]))
+        narrowed = copy(self)
+        narrowed.weights = replace(self.weights, head=self.weights.head[:size])
+        return narrowed
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for this model, each layer's part on the layer's device."""
+        return KVCache(self.spec, capacity, self.dtype, self.layer_devices)
 
     @torch.inference_mode()
     def forward(
@@ -65,23 +134,30 @@ class Transformer:
         """
         count = tokens.shape[0]
         start = cache.begin(count)
-        end = start + count
-        if end > self.spec.max_positions:
-            raise ValueError(f"the model has {self.spec.max_positions} positions, {end} are needed")
-        cos, sin = self.cos[start:end], self.sin[start:end]  # [S, D/2]
-        mask = causal_mask(count, end, self.compute_dtype, self.device) if count > 1 else None
+        spec, norm, eps, wide = self.spec, self.norm, self.spec.norm_eps, self.compute_dtype
+        if start + count > spec.max_positions:
+            raise ValueError(f"the model has {spec.max_positions} positions, {start + count} are needed")
+        sights = [kind.sight(start, count) for kind in self.kinds]
+        several = len(self.devices) > 1
         hidden = F.embedding(tokens, self.weights.embed)  # [S, E]
+        if self.embed_scale is not None:
+            hidden = hidden * self.embed_scale
         for index in layers:
             layer = self.weights.layers[index]
-            normed = rms_norm(hidden, layer.attn_norm, self.spec.norm_eps, self.compute_dtype)
-            keys, values = cache.keys[index], cache.values[index]  # [K, P, D]
-            hidden = hidden + self.attend(layer, normed, keys, values, start, cos, sin, mask)
-            normed = rms_norm(hidden, layer.mlp_norm, self.spec.norm_eps, self.compute_dtype)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)  # [S, I] each
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            if several:
+                hidden = hidden.to(self.layer_devices[index])
+            keys, values = cache.layers[index]  # [K, P, D]
+            normed = norm(hidden, layer.attn_norm, eps, wide)
+            mixed = self.attend(layer, normed, keys, values, start, sights[self.kind_of[index]])
+            hidden = hidden + (mixed if layer.post_attn_norm is None else norm(mixed, layer.post_attn_norm, eps, wide))
+            normed = norm(hidden, layer.mlp_norm, eps, wide)
+            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)  # [S, I] each
+            mixed = F.linear(self.activate(gate) * up, layer.down, layer.down_bias)
+            hidden = hidden + (mixed if layer.post_mlp_norm is None else norm(mixed, layer.post_mlp_norm, eps, wide))
         cache.append(count)
-        last = rms_norm(hidden[count - rows :], self.weights.norm, self.spec.norm_eps, self.compute_dtype)
-        return F.linear(last, self.weights.head)
+        last = hidden[count - rows :]
+        logits = F.linear(norm(last.to(self.device), self.weights.norm, eps, wide), self.weights.head)
+        return logits if spec.logit_softcap is None else softcap_(logits, spec.logit_softcap)
 
     def attend(
         self,
@@ -90,28 +166,33 @@ class Transformer:
         keys: Float[Tensor, "K P D"],
         values: Float[Tensor, "K P D"],
         start: int,
-        cos: Float[Tensor, "S D2"],
-        sin: Float[Tensor, "S D2"],
-        mask: Float[Tensor, "S T"] | None,
+        sight: Sight,
     ) -> Float[Tensor, "S E"]:
         """Grouped-query attention of new positions over the cache, which receives their keys and values."""
         spec = self.spec
         count = normed.shape[0]
-        end = start + count
+        first, end = sight.first, start + count
         heads = spec.heads + 2 * spec.kv_heads
-        qkv = F.linear(normed, layer.qkv).view(count, heads, spec.head_dim).transpose(0, 1)  # [H+2K, S, D]
-        turned = rotate(qkv[: spec.heads + spec.kv_heads], cos, sin)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(count, heads, spec.head_dim).transpose(0, 1)  # [N, S, D]
+        turned = qkv[: spec.heads + spec.kv_heads]
+        if layer.qk_norm is not None:
+            turned = self.norm(turned, layer.qk_norm, spec.norm_eps, self.compute_dtype)
+        if sight.cos is not None and sight.sin is not None:
+            turned = rotate(turned, sight.cos, sight.sin)
         keys[:, start:end] = turned[spec.heads :]
         values[:, start:end] = qkv[spec.heads + spec.kv_heads :]
         # Query heads of one group share a key head: fold them into rows of one product.
         query = turned[: spec.heads].reshape(spec.kv_heads, -1, spec.head_dim)  # [K, H/K*S, D]
-        scores = torch.bmm(query, keys[:, :end].transpose(1, 2)).to(self.compute_dtype)  # [K, H/K*S, T]
-        scores *= spec.head_dim**-0.5
-        if mask is not None:
-            scores.view(spec.kv_heads, -1, count, end).add_(mask)
+        scores = torch.bmm(query, keys[:, first:end].transpose(1, 2)).to(self.compute_dtype)  # [K, H/K*S, T]
+        scores *= self.attn_scale
+        if spec.attn_softcap is not None:
+            softcap_(scores, spec.attn_softcap)
+        if sight.mask is not None:
+            scores.view(spec.kv_heads, -1, count, end - first).add_(sight.mask)
         weights = torch.softmax(scores, dim=-1).to(self.dtype)
-        mixed = torch.bmm(weights, values[:, :end])  # [K, H/K*S, D]
-        return F.linear(mixed.view(spec.heads, count, spec.head_dim).transpose(0, 1).reshape(count, -1), layer.out)
+        mixed = torch.bmm(weights, values[:, first:end])  # [K, H/K*S, D]
+        mixed = mixed.view(spec.heads, count, spec.head_dim).transpose(0, 1).reshape(count, -1)
+        return F.linear(mixed, layer.out, layer.out_bias)
 
     def prefill(self, tokens: Int[Tensor, "S"], cache: CacheView, layers: Sequence[int]) -> None:
         """Fill ``cache`` with ``tokens`` in chunks, without computing logits."""
@@ -120,29 +201,55 @@ class Transformer:
 
 
 def rms_norm(
-    x: Float[Tensor, "S E"], weight: Float[Tensor, "E"], eps: float, compute_dtype: torch.dtype
-) -> Float[Tensor, "S E"]:
+    x: Float[Tensor, "*rows E"], gain: Float[Tensor, "*every E"], eps: float, compute_dtype: torch.dtype
+) -> Float[Tensor, "*rows E"]:
     """Root-mean-square norm in ``compute_dtype``, cast back before the gain (as Llama does)."""
     wide = x.to(compute_dtype)
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    return (wide * scale).to(x.dtype) * gain
 
 
-def rotate(x: Float[Tensor, "N S D"], cos: Float[Tensor, "S D2"], sin: Float[Tensor, "S D2"]) -> Float[Tensor, "N S D"]:
-    """Rotary embedding, first half against second half of each head, in the dtype of the table."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def offset_rms_norm(
+    x: Float[Tensor, "*rows E"], gain: Float[Tensor, "*every E"], eps: float, compute_dtype: torch.dtype
+) -> Float[Tensor, "*rows E"]:
+    """As ``rms_norm``, cast back after the gain, which is in ``compute_dtype`` too (as Gemma does)."""
+    wide = x.to(compute_dtype)
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale * gain).to(x.dtype)
 
 
-def rotary_table(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device
-) -> tuple[Float[Tensor, "P D2"], Float[Tensor, "P D2"]]:
-    """Cosine and sine of position times frequency, for every position of the model."""
-    exponent = torch.arange(0, spec.head_dim, 2, dtype=dtype, device=device) / spec.head_dim
-    angle = torch.arange(spec.max_positions, dtype=dtype, device=device)[:, None] * spec.rope_theta**-exponent
-    return angle.cos(), angle.sin()
+def softcap_(x: Float[Tensor, "*shape"], cap: float) -> Float[Tensor, "*shape"]:
+    """cap tanh(x / cap), in place and in the dtype of ``x``."""
+    return x.div_(cap).tanh_().mul_(cap)
 
 
-def causal_mask(count: int, end: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "S T"]:
-    """0 where query ``s`` (absolute position ``end - count + s``) may look, -inf where it may not."""
-    return torch.full((count, end), float("-inf"), dtype=dtype, device=device).triu_(end - count + 1)
+def layer_kinds(
+    spec: ModelSpec, devices: Sequence[torch.device], dtype: torch.dtype
+) -> tuple[list[LayerKind], list[int]]:
+    """The different kinds of layers, and each layer's index among them. Tables are shared where they are equal."""
+    shapes = [(spec.window_of(index), spec.rope_of(index), device) for index, device in enumerate(devices)]
+    tables = {
+        (rope, device): rotary_table(rope, spec.head_dim, spec.max_positions, dtype, device)
+        for _, rope, device in dict.fromkeys(shapes)
+        if rope is not None
+    }
+    distinct = list(dict.fromkeys(shapes))
+    kinds = [
+        LayerKind(window, None if rope is None else tables[rope, device], dtype, device)
+        for window, rope, device in distinct
+    ]
+    return kinds, [distinct.index(shape) for shape in shapes]
+
+
+def causal_mask(
+    count: int, seen: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "S T"]:
+    """0 where a query may look, -inf where it may not.
+
+    The ``count`` queries are the last of ``seen`` positions. Each sees itself and what is before it, of that no more
+    than the last ``window`` positions.
+    """
+    mask = torch.full((count, seen), float("-inf"), dtype=dtype, device=device).triu_(seen - count + 1)
+    if window is not None and seen > window:
+        mask += torch.full_like(mask, float("-inf")).tril_(seen - count - window)
+    return mask
