@@ -56,7 +56,7 @@ def test_lossless_methods_give_the_baselines_tokens(model: Model) -> None:
 
 
 def test_all_routes_occur_at_temperature_zero_and_alpha1_moves_them(model: Model) -> None:
-    taken = {}
+    taken: dict[float, list[Route]] = {}
     for alpha1 in (0.5, 0.8):
         taken[alpha1] = []
         for question in QUESTIONS:
