@@ -1,5 +1,6 @@
 """The files that build and install the project: what they promise, read without installing anything."""
 
+import ast
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from harness.model import embedded
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 CONSTRAINTS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 
@@ -61,6 +64,27 @@ def test_report_needs_no_torch() -> None:
     assert PROJECT["optional-dependencies"].keys() == {"run", "report", "wandb", "gpu", "dev"}
     names = {Requirement(item).name for item in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["report"]}
     assert names.isdisjoint({"torch", "transformers", "datasets", "accelerate", "safetensors"})
+
+
+def test_every_package_that_is_imported_is_installed_by_the_run_extra() -> None:
+    """``make quickstart`` installs the base and ``run`` alone: what only tests need must not be imported."""
+    distributions = packages_distributions()
+    declared = {
+        canonicalize_name(Requirement(line).name)
+        for line in (*PROJECT["dependencies"], *EXTRAS["run"], *EXTRAS["wandb"])
+    }
+    imported: dict[str, str] = {}
+    for path in (*ROOT.glob("harness/**/*.py"), *ROOT.glob("tasks/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported |= {name.partition(".")[0]: str(path) for name in names}
+    ours = {"harness", "tasks", "__future__"} | set(sys.stdlib_module_names)
+    assert {"torch", "jaxtyping", "wandb"} <= imported.keys()
+    for name, place in imported.items():
+        if name not in ours:
+            found = {canonicalize_name(distribution) for distribution in distributions[name]}
+            assert found & declared, f"{place} imports {name} ({found}), which pyproject.toml does not install"
 
 
 def test_makefile_installs_the_embedded_model_that_the_code_wants() -> None:
