@@ -25,7 +25,7 @@ SOURCES = ("auto", "local", "hub", "builtin")
 GROUPS = ("experiment", "job", "method", "gate", "drafter", "model", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
-FILE_NAME = re.compile(r"\w[\w.-]*")
+FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 HYDRA_KEYS = frozenset(("_target_", "_partial_", "_convert_", "_recursive_", "_args_"))
 SCALARS = (bool, int, float, str, type(None))
@@ -42,7 +42,7 @@ class RunSettings:
     name: str = setting("run", "what is run, in file names and tables; an experiment sets it")
     run_name: str | None = setting(None, "label of this one run; null: made from the name and the time")
     results_dir: str = setting("results", "folder that receives runs, masks, tables and figures")
-    seed: int = setting(0, "seed of prompt choice and of every draw")
+    seed: int = setting(0, "seed of every draw")
     limit: int = setting(8, "prompts a task")
     max_new_tokens: int = setting(64, "output tokens a prompt, at most")
     temperature: float = setting(0.0, "0 is greedy")
@@ -132,7 +132,7 @@ def check_values(config: Mapping[str, Any]) -> None:
         UserError: the first value out of bounds.
     """
     bounds: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        ("seed", lambda value: value >= 0, "0 or more"),
+        ("seed", lambda value: 0 <= value < 2**63, "0 or more, below 2**63"),
         ("limit", lambda value: value >= 1, "at least 1 prompt a task"),
         ("max_new_tokens", lambda value: value >= 1, "at least 1"),
         ("temperature", lambda value: 0 <= value < float("inf"), "0 (greedy) or more"),
@@ -235,10 +235,10 @@ def kinds_of(annotation: Any) -> tuple[Any, ...]:
 
 
 def fits(value: Any, kinds: tuple[Any, ...]) -> bool:
-    """Whether a config value can be of one of these kinds; what only the called code can judge passes."""
+    """Whether a config value can be of one of these kinds; texts, lists and dicts pass where the kind is no scalar."""
     if not kinds or type(value) in kinds:
         return True
-    if value is None or is_scalar(kinds):
+    if type(value) in (bool, int, float, type(None)) or is_scalar(kinds):
         # A bool is an int to Python and not to us; an int is as good as a float.
         return type(value) is int and float in kinds
     return True

@@ -124,6 +124,13 @@ def block_full_rate(sample: SampleRecord) -> tuple[float, float]:
     return _sum(sample, lambda block: block.full_forwards > 0), len(sample.generation.blocks)
 
 
+@_ratio("share", False, has_interval=True)
+def drafting_block_full_rate(sample: SampleRecord) -> tuple[float, float]:
+    """Blocks that drafted and needed a pass of the full verifier / blocks that drafted: P(a block escalates)."""
+    drafting = [block for block in sample.generation.blocks if block.drafted]
+    return sum(block.full_forwards > 0 for block in drafting), len(drafting)
+
+
 @_ratio("per token", None)
 def slim_rate(sample: SampleRecord) -> tuple[float, float]:
     """Forward passes of the slim verifier / output tokens."""
@@ -224,9 +231,39 @@ def mean_decode_s(sample: SampleRecord) -> tuple[float, float]:
     return sample.decode_s, 1
 
 
+TIER_FORWARDS: tuple[Callable[[BlockTrace], float], ...] = (
+    lambda block: block.draft_forwards,
+    lambda block: block.slim_forwards,
+    lambda block: block.full_forwards,
+)
+
+
 def _time_share(sample: SampleRecord, tier: int) -> tuple[float, float]:
+    spent, passes = sample.generation.tier_s, _sum(sample, TIER_FORWARDS[tier])
+    return (0.0, 0.0) if spent is None or not passes else (spent[tier], decode_seconds(sample))
+
+
+def _pass_ms(sample: SampleRecord, tier: int) -> tuple[float, float]:
     spent = sample.generation.tier_s
-    return (0.0, 0.0) if spent is None else (spent[tier], decode_seconds(sample))
+    return (0.0, 0.0) if spent is None else (1000 * spent[tier], _sum(sample, TIER_FORWARDS[tier]))
+
+
+@_ratio("ms", None)
+def draft_pass_ms(sample: SampleRecord) -> tuple[float, float]:
+    """Milliseconds in forwards of the drafter / forwards."""
+    return _pass_ms(sample, 0)
+
+
+@_ratio("ms", None)
+def slim_pass_ms(sample: SampleRecord) -> tuple[float, float]:
+    """Milliseconds in forwards of the slim verifier / forwards."""
+    return _pass_ms(sample, 1)
+
+
+@_ratio("ms", None)
+def full_pass_ms(sample: SampleRecord) -> tuple[float, float]:
+    """Milliseconds in forwards of the full verifier after prefill / forwards."""
+    return _pass_ms(sample, 2)
 
 
 @_ratio("share", None)

@@ -124,7 +124,8 @@ class SampleRecord:
     ``prompt_tokens``  after any cut; ``input_cut`` input tokens removed to fit.
     ``prediction``  what was scored: ``text`` after the task's extraction.
     ``scores``  per-sample quality by metric name; None where the metric has no value for this sample.
-    ``peak_bytes``  the allocator's peak on CUDA, None elsewhere.
+    ``peak_bytes``  the allocator's peak on CUDA during this sample, what the run's other arms hold included; None
+    elsewhere.
     """
 
     run_id: str

@@ -38,7 +38,9 @@ class Sampling:
         if self.greedy:
             wide = torch.promote_types(logits.dtype, torch.float32)
             return torch.zeros_like(logits, dtype=wide).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
-        scaled = widen(logits) / self.temperature
+        wide_logits = widen(logits)
+        # The largest becomes 0 first: nothing overflows, however small the temperature.
+        scaled = (wide_logits - wide_logits.amax(dim=-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < scaled.shape[-1]:
             # Not a comparison with the k-th value: low precision has ties, and k tokens mean k tokens.
             rest = scaled.sort(dim=-1, descending=True, stable=True).indices[..., self.top_k :]

@@ -41,7 +41,7 @@ class RunData(NamedTuple):
 def new_run_id(name: str, now: datetime | None = None) -> str:
     """UTC time, a random suffix and the run's name: ``20260131T091500Z-3f9a1c-quickstart``; sorts by time."""
     now = now or datetime.now(UTC)
-    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") or "run"
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:80] or "run"
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}-{slug}"
 
 

@@ -23,7 +23,7 @@ def synced_clock(device: torch.device) -> Clock:
 
 
 LONGEST_CATCH_UP = 64
-"""Tokens of backlog up to which a full pass is warmed; longer ones are rare and their first passes not much slower."""
+"""Tokens of backlog up to which a full pass is warmed: each size costs a pass of warming, and longer ones are rare."""
 
 
 def warm_up(tiers: Tiers, largest_block: int, backlog: int = 0) -> None:

@@ -109,8 +109,14 @@ def _json_row(line: bytes, place: str) -> dict[str, Any]:
         raise UserError(f"{place}, column {error.start + 1}: not UTF-8: save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{place}, column {error.colno}: not valid JSON ({error.msg}): mend or delete it") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets nested without end
+        raise UserError(f"{place}, column 1: not readable as JSON ({error}): mend or delete it") from error
     if not isinstance(row, dict):
         raise UserError(f"{place}, column 1: holds a {type(row).__name__}, want one JSON object a line")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}, column 1: holds half of a surrogate pair: mend or delete it") from error
     return row
 
 

@@ -256,3 +256,8 @@ def test_a_hundred_thousand_samples_have_the_full_verifiers_law(gamma: int) -> N
 def test_greedy_drafts_passed_off_as_draws_fail_the_same_test(gamma: int) -> None:
     assert p_value(gamma, 10_000, greedy=False) > 1e-3
     assert p_value(gamma, 10_000, greedy=True) < 1e-12
+
+
+def test_the_smallest_temperatures_do_not_overflow() -> None:
+    logits = torch.tensor([[3.0, 7.5, -2.0]])
+    assert Sampling(1e-40).warp(logits).tolist() == [[0.0, 1.0, 0.0]]

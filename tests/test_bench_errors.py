@@ -171,7 +171,7 @@ def test_a_missing_mask_is_one_line(
     line = refused(
         monkeypatch, capsys, "task=qa", "drafter=self_skip", "drafter.mask=no/mask.json", f"results_dir={tmp_path}"
     )
-    assert line == "layer mask 'no/mask.json' does not exist; make one with: python -m harness job=search."
+    assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set model.slim_mask")
     assert files(tmp_path) == []
 
 
@@ -184,7 +184,7 @@ def test_a_missing_mask_of_a_loaded_model_is_one_line(
         monkeypatch, capsys, "task=qa", "model=embedded", f"model.full={tmp_path}", "model.slim_mask=no/mask.json",
         f"results_dir={tmp_path}",
     )  # fmt: skip
-    assert line == "layer mask 'no/mask.json' does not exist; make one with: python -m harness job=search."
+    assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set model.slim_mask")
     assert files(tmp_path) == []
 
 
@@ -198,8 +198,46 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
         "tasks.qa.max_input_tokens=9000", "limit=2",
     )  # fmt: skip
     assert line.startswith("qa, example web_questions-1: prompt and output need ")
-    assert line.endswith("the model has 8192; lower tasks.qa.max_input_tokens or max_new_tokens.")
+    assert line.endswith("the model has 8192; lower tasks.qa.max_input_tokens or max_new_tokens or gamma.")
     assert files(tmp_path) == ["web_questions_test.jsonl"]
     line = refused(monkeypatch, capsys, "task=qa", "max_new_tokens=9000", f"results_dir={tmp_path / 'results'}")
-    assert "the model has 8192; lower tasks.qa.max_input_tokens or max_new_tokens." in line
+    assert "the model has 8192; lower tasks.qa.max_input_tokens or max_new_tokens or gamma." in line
     assert files(tmp_path) == ["web_questions_test.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    {
+        "model.slim_mask=5": "model.slim_mask is 5 (int): want ",
+        "tasks.translation.stop=5": "tasks.translation.stop is 5 (int): want ",
+        "seed=99999999999999999999": "seed=99999999999999999999: want 0 or more, below 2**63",
+        "model.seed=99999999999999999999": "model.seed=99999999999999999999: want 0 or more, below 2**63",
+        f"name={'n' * 260}": "name=",
+        "gamma=100000": "translation, example builtin-translation-0: prompt and output need",
+    }.items(),
+)
+def test_a_value_only_the_called_code_can_judge_is_one_line_too(
+    argument: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(monkeypatch, capsys, argument, "limit=1", f"results_dir={tmp_path}").startswith(message)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", ["[]", "5", "[5]"])
+def test_runs_that_are_no_run_ids_are_refused(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(monkeypatch, capsys, "job=report", f"job.runs={value}", f"results_dir={tmp_path}")
+    assert line.startswith("job.runs") and "null" in line
+
+
+@pytest.mark.parametrize(
+    "row", ['{"question": "\\ud800", "answers": ["a"]}', '{"question": ' + "1" * 5000 + "}", "[" * 100_000]
+)
+def test_rows_that_json_takes_and_nobody_can_use_name_their_line(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "web_questions_test.jsonl").write_text(row + "\n")
+    settings = ("task=qa", "source=local", f"data_dir={tmp_path}", f"results_dir={tmp_path / 'results'}")
+    line = refused(monkeypatch, capsys, *settings)
+    assert "web_questions_test.jsonl, line 1, column 1: " in line

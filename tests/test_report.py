@@ -207,17 +207,17 @@ def test_report_rebuilds_everything_from_the_run_folder(
     folder.finish({})
     paths = report(str(tmp_path))
     assert [str(path.relative_to(tmp_path)) for path in paths] == [
-        "tables/quickstart.md",
-        "tables/quickstart.csv",
-        "tables/quickstart_positions.csv",
-        "figures/quickstart.png",
-        "figures/quickstart.pdf",
+        "tables/run.md",
+        "tables/run.csv",
+        "tables/run_positions.csv",
+        "figures/run.png",
+        "figures/run.pdf",
     ]
     assert paths[3].read_bytes().startswith(b"\x89PNG") and paths[4].read_bytes().startswith(b"%PDF")
-    assert "gamma 4" in paths[0].read_text() and "quickstart.png" in capsys.readouterr().out
+    assert "gamma 4" in paths[0].read_text() and "run.png" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.tmp"))
     # The bench writes the same pages from memory.
-    again = write_report(run, samples(run, prompts), tmp_path / "t", tmp_path / "f", "quickstart", SETTINGS)
+    again = write_report(run, samples(run, prompts), tmp_path / "t", tmp_path / "f", "run", SETTINGS)
     assert again[0].read_text() == paths[0].read_text() and again[1].read_text() == paths[1].read_text()
 
 

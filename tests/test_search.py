@@ -66,7 +66,7 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     assert {int(row["positions"]) for row in rows} == {best["positions"]} == {2 * 7}
     assert (best["model"], best["layers"], best["cache_mode"], best["dtype"]) == ("toy", 6, "shared", "float64")
     assert {key: best[key] for key in SETTINGS if key in best} == {
-        key: value for key, value in SETTINGS.items() if key not in ("prompts", "new_tokens")
+        key: value for key, value in SETTINGS.items() if key != "prompts"
     }
     _, source = QuestionAnswering(source="builtin").calibration(2, 0)
     assert best["calibration"]["qa"] == {
@@ -81,7 +81,16 @@ def test_the_job_gives_the_same_masks_again_and_others_for_another_seed(tmp_path
         return [{**row, "seconds": ""} for row in rows_of(search_toy(tmp_path, mask_name=name, seed=seed))]
 
     assert masks("one", 0) == masks("two", 0)
-    assert masks("three", 1) != masks("one", 0)
+    assert masks("three", 1) != masks("four", 0)
+
+
+def test_a_mask_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = search_toy(tmp_path, mask_name="one")
+    before = path.read_bytes(), path.with_suffix(".csv").read_bytes()
+    with pytest.raises(UserError, match=r"one\.json exists: choose another job\.mask_name=NAME, or replace it"):
+        search_toy(tmp_path, mask_name="one", seed=1)
+    assert before == (path.read_bytes(), path.with_suffix(".csv").read_bytes())
+    assert search_toy(tmp_path, mask_name="one", seed=1, overwrite=True).read_bytes() != before[0]
 
 
 def test_the_jobs_cost_is_that_of_its_calibration_rows(tmp_path: Path) -> None:

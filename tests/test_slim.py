@@ -125,13 +125,13 @@ def test_a_file_that_is_no_mask_for_this_model_is_refused_in_one_line(tmp_path: 
 
 def test_a_missing_mask_file_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(UserError, match=r"does not exist; make one with: python -m harness job=search\."):
+        with pytest.raises(UserError, match=r"does not exist; make one with job=search, "):
             read_mask(path, 4)
 
 
 @pytest.mark.parametrize("layers", [[], [4], [0, 0], [-1], [True, 1]])
 def test_a_list_that_is_no_mask_is_refused(layers: list[int]) -> None:
-    with pytest.raises(UserError, match=r"^layer list: kept layers .* must be distinct integers from 0 to 3"):
+    with pytest.raises(UserError, match=r"^layer mask: kept layers .* must be distinct integers from 0 to 3"):
         read_mask(layers, 4)
 
 
@@ -140,3 +140,8 @@ def test_a_mask_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(UserError, match="is not a layer mask"):
         read_mask(path, 4)
+
+
+def test_a_shipped_mask_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(read_mask("results/masks/embedded_skip30.json", 30).layers) == 21

@@ -46,7 +46,7 @@ class Thresholds:
 
     @property
     def reachable(self) -> frozenset[Route]:
-        # A ratio lies in (0, 1], so accepting and escalating are always possible for thresholds inside (0, 1).
+        # A ratio lies between 0 and 1, so accepting and escalating are always possible for thresholds inside (0, 1).
         return frozenset(ROUTES) if self.keep_at < self.accept_at else frozenset((Route.ACCEPT, Route.ESCALATE))
 
     def __call__(self, slim_probs: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Int[Tensor, "G"]:
@@ -73,7 +73,7 @@ class Strictness(Thresholds):
 
 
 class Literal(Thresholds):
-    """Algorithm 2 to the letter: escalate below 1 - alpha2, else accept from 1 - alpha1, else regenerate.
+    """The thresholds of Algorithm 2 as printed: escalate below 1 - alpha2, else accept from 1 - alpha1, else regenerate.
 
     The published alpha1 = 0.5, alpha2 = 0.3 accept from 0.7 and escalate everything else.
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
@@ -29,8 +30,6 @@ from harness.sampling import Sampling, certain_or_sampled
 from harness.scoring import METRICS
 from harness.store import RunFolder, check_writable, new_run_id
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
-
-BASELINE = Autoregressive.name
 
 
 class Task(Protocol):
@@ -94,6 +93,8 @@ def bench(
     decoders = build_arms(settings, verifier, methods, prompts)
     run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
 
+    warn_of_load(run, screen)
+    screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
     folder = RunFolder.create(settings.results_dir, run, config)
     samples: list[SampleRecord] = []
     try:
@@ -111,8 +112,15 @@ def bench(
     finally:
         log.close()
     write_report(folder.run, samples, results / "tables", results / "figures", settings.name, plain_settings(config))
-    screen.print(f"run folder {folder.path}", highlight=False, soft_wrap=True)
+    screen.print(f"run folder {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return folder.path
+
+
+def warn_of_load(run: RunRecord, screen: Console) -> None:
+    """Say so when other programs are using the cores that the clock is about to run on."""
+    load, cores = float(run.env.get("load_average", 0)), int(run.env["cores"])
+    if load > cores / 2:
+        screen.print(f"load average {load} on {cores} cores: timings will be noisy; the table shows it", style="yellow")
 
 
 def plain_settings(config: str) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def build_arms(
     """
     sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
     room = settings.max_new_tokens + max([settings.gamma, *(m.keywords.get("gamma", 0) for m in methods.values())]) + 1
-    capacity = positions_needed(model, prompts, room, "max_new_tokens")
+    capacity = positions_needed(model, prompts, room, "max_new_tokens or gamma")
     cache = model.transformer.new_cache(capacity)
     arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}
     return {
@@ -183,6 +191,7 @@ def describe(
         "dtype": str(model.transformer.dtype).removeprefix("torch."),
         "threads": str(torch.get_num_threads()),
         "slim_mask": model.mask_name or "none",
+        "slim_layers": " ".join(map(str, model.slim_mask.layers)) if model.slim_mask else "none",
         "slim_cache": "shared",
     }
     return RunRecord(

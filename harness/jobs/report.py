@@ -18,8 +18,10 @@ WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
 
 
-def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str = "quickstart") -> list[Path]:
+def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str | None = None) -> list[Path]:
     """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
+
+    ``name``: by default the name that the (first) run was made under.
 
     ``runs``: one run id or several; by default the newest finished run. A run that did not finish can be named: only
     the prompts that all its arms decoded are used, and the tables say so.
@@ -28,7 +30,10 @@ def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str 
         UserError: no such run, or a run that cannot be read or written.
     """
     wanted = [runs] if isinstance(runs, str) else runs
+    if wanted is not None and not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
+        raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
     reports = [_load(folder) for folder in find_runs(results_dir, wanted)]
+    name = name or str(reports[0].settings.get("name", "run"))
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
 
 
@@ -76,5 +81,5 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.print(table)
     paths = write_tables(reports, tables_dir, name) + write_figure(reports, figures_dir, name)
     for path in paths:
-        screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     return paths

@@ -32,6 +32,7 @@ def search(
     beta: float,
     exchange: float,
     mask_name: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write ``masks/<name>.json`` (the best) and ``masks/<name>.csv`` (all) under ``results_dir``.
 
@@ -42,6 +43,7 @@ def search(
         block: positions scored from one committed prefix.
         alpha, beta: of the step cost, eq. 9.
         exchange: see ``harness.dimr.random_search``.
+        overwrite: replace a mask of the same name.
 
     Raises:
         UserError: bad settings, or anything missing.
@@ -64,6 +66,9 @@ def search(
     prompts_made = [
         make_prompt(full, key, tasks[key], example) for key, (found, _) in rows.items() for example in found
     ]
+    taken = [path for path in (folder / f"{name}.json", folder / f"{name}.csv") if path.exists()]
+    if taken and not overwrite:
+        raise UserError(f"{taken[0]} exists: choose another job.mask_name=NAME, or replace it with job.overwrite=true.")
     positions_needed(full, prompts_made, new_tokens + 1, "job.new_tokens")
     texts = [
         calibration_text(full.transformer, prompt.ids, new_tokens, full.tokenizer.eos_ids)
@@ -88,6 +93,8 @@ def search(
         "evaluations": len(evaluated),
         "search_s": sum(evaluation.seconds for evaluation in evaluated),
         "seed": seed,
+        "prompts_per_task": prompts,
+        "new_tokens": new_tokens,
         "block": block,
         "alpha": alpha,
         "beta": beta,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from harness.errors import UserError
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerMask:
@@ -58,10 +60,15 @@ def read_mask(mask: str | Path | Sequence[int], depth: int) -> LayerMask:
         UserError: no such file, not a mask, or a mask for a model of another depth.
     """
     if not isinstance(mask, str | Path):
-        return checked(list(mask), depth, "layer list")
+        return checked(list(mask), depth, "layer mask")
     path = Path(mask)
+    if not path.is_file() and not path.is_absolute():
+        path = CHECKOUT / path  # the masks shipped with the project, whatever folder the command is run from
     if not path.is_file():
-        raise UserError(f"layer mask {str(path)!r} does not exist; make one with: python -m harness job=search.")
+        raise UserError(
+            f"layer mask {str(mask)!r} does not exist; make one with job=search, or set model.slim_mask=null where no "
+            "arm has a slim tier."
+        )
     try:
         found = json.loads(path.read_text())
         layers, found_depth = found["kept_layers"], found["layers"]

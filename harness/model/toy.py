@@ -25,6 +25,8 @@ def toy_model(
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not known; one of {', '.join(DTYPES)}.")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"model.seed={seed}: want 0 or more, below 2**63.")
     tokenizer = ByteTokenizer()
     spec = toy_spec(vocab_size=tokenizer.vocab_size, layers=6, max_positions=8192)
     return Model(

@@ -1,6 +1,7 @@
 """The figure of a run: speedup beside quality, one panel a task, every arm shown, losing ones included."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +50,7 @@ def _look(index: int, lossless: bool) -> dict[str, Any]:
     }
 
 
-TIE_POINTS = 6.0
+TIE_POINTS = 5.0
 """Typographic points between markers that would hide one another; the quality axis is not touched."""
 
 
@@ -81,14 +82,14 @@ def _bounds(row: MetricRow, value: float) -> tuple[float, float, float]:
     return value, value if row.low is None else row.low, value if row.high is None else row.high
 
 
-def _part_ties(points: Sequence[Point], span: float) -> list[Point]:
+def _part_ties(points: Sequence[Point]) -> list[Point]:
     """Shift points of the same quality whose speed intervals overlap by some typographic points: else one hides."""
     rank = dict.fromkeys((point.label for point in points), 0)
     for index, point in enumerate(points):
         taken = {
             rank[other.label]
             for other in points[:index]
-            if abs(other.y - point.y) < 0.02 * span and other.x_low <= point.x_high and point.x_low <= other.x_high
+            if math.isclose(other.y, point.y) and other.x_low <= point.x_high and point.x_low <= other.x_high
         }
         rank[point.label] = next(place for place in range(len(points)) if place not in taken)
     return [replace(point, shift=TIE_POINTS * rank[point.label]) for point in points]
@@ -109,7 +110,7 @@ def _panel(axes: Axes, task_lines: Sequence[Line], looks: Mapping[str, dict[str,
     high = max((max(point.y_high, point.y) for point in points), default=1.0)
     span = max(high - low, 2.0)
     axes.axvline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    parted = _part_ties(points, span)
+    parted = _part_ties(points)
     for point in parted:
         look = looks[point.label]
         place = axes.transData + ScaledTranslation(0, -point.shift / 72, axes.figure.dpi_scale_trans)

@@ -26,13 +26,30 @@ RATE_COLUMNS = (
     "draft_waste",
     "full_rate",
     "block_full_rate",
+    "drafting_block_full_rate",
     "mean_accept_length",
     "accepted_drafts_per_block",
     "mean_drafted",
     "plain_steps",
 )
 ROUTE_COLUMNS = ("accept_share", "regenerate_share", "escalate_share")
-DEFINED = ("speedup_decode", "speedup_end_to_end", "token_agreement", *RATE_COLUMNS, *ROUTE_COLUMNS)
+TIME_COLUMNS = {
+    "mean_prompt_tokens": 1,
+    "input_cut_share": 2,
+    "length_stop_share": 2,
+    "mean_prefill_s": 3,
+    "mean_decode_s": 3,
+    "decode_tokens_per_s": 2,
+    "end_to_end_tokens_per_s": 2,
+    "draft_pass_ms": 1,
+    "slim_pass_ms": 1,
+    "full_pass_ms": 1,
+    "draft_time_share": 3,
+    "slim_time_share": 3,
+    "full_time_share": 3,
+}
+"""Columns of the table of times, with their decimals."""
+DEFINED = ("speedup_decode", "speedup_end_to_end", "token_agreement", *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS)
 """Metrics whose definitions stand below the tables."""
 
 
@@ -147,21 +164,12 @@ def rates_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
 
 def times_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
     """Measured seconds and rates, and how prompts were cut and outputs ended, as text."""
-    columns = {
-        "mean_prompt_tokens": 1,
-        "input_cut_share": 2,
-        "length_stop_share": 2,
-        "mean_prefill_s": 3,
-        "mean_decode_s": 3,
-        "decode_tokens_per_s": 2,
-        "end_to_end_tokens_per_s": 2,
-        "draft_time_share": 3,
-        "slim_time_share": 3,
-        "full_time_share": 3,
-    }
     return pd.DataFrame(
         [
-            {**_lead(line, len(reports) > 1), **{name: line.value(name, digits) for name, digits in columns.items()}}
+            {
+                **_lead(line, len(reports) > 1),
+                **{name: line.value(name, digits) for name, digits in TIME_COLUMNS.items()},
+            }
             for line in lines(reports)
         ]
     )
@@ -277,10 +285,11 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
     )
     rates = _console_table(
         "Rates",
-        ("arm", "reject", "waste", "full", "block full", "length", "kept", "drafted", "plain", "routes"),
+        ("arm", "reject", "waste", "full", "block full", "drafting", "length", "kept", "drafted", "plain", "routes"),
         "reject: examined drafts not kept; waste: drafted, not emitted; full: full passes per token;\n"
-        "block full: blocks with a full pass; length: tokens per block; kept, drafted: per block that drafted;\n"
-        "plain: blocks with no draft; routes: shares accepted / regenerated / escalated of examined drafts",
+        "block full: blocks with a full pass; drafting: the same of blocks that drafted; length: tokens per block;\n"
+        "kept, drafted: per block that drafted; plain: blocks with no draft;\n"
+        "routes: shares accepted / regenerated / escalated of examined drafts",
     )
     previous = ""
     for line in lines(reports):
