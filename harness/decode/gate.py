@@ -73,7 +73,7 @@ class Strictness(Thresholds):
 
 
 class Literal(Thresholds):
-    """The thresholds of Algorithm 2 as printed: escalate below 1 - alpha2, else accept from 1 - alpha1, else regenerate.
+    """Algorithm 2's thresholds as printed: escalate below 1 - alpha2, else accept from 1 - alpha1, else regenerate.
 
     The published alpha1 = 0.5, alpha2 = 0.3 accept from 0.7 and escalate everything else.
 
