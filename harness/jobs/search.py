@@ -3,8 +3,9 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -15,6 +16,7 @@ from harness.environment import git_state
 from harness.errors import UserError
 from harness.jobs.bench import Task, make_prompt, positions_needed
 from harness.model.load import Model
+from harness.records import DataSource
 from harness.store import check_writable, write_atomic
 
 
@@ -80,18 +82,8 @@ def search(
         evaluated.append(evaluation)
         write_atomic(folder / f"{name}.csv", table(evaluated))  # a killed search keeps what it has scored
     best = min(evaluated, key=lambda evaluation: evaluation.cost)
-    commit, dirty = git_state()
-    description = {
-        "model": full.name,
-        "layers": depth,
-        "kept_layers": list(best.mask.layers),
+    settings = {
         "skip_ratio": skip_ratio,
-        "cache_mode": "shared",
-        "cost": best.cost,
-        "agreement": best.agreement,
-        "positions": best.positions,
-        "evaluations": len(evaluated),
-        "search_s": sum(evaluation.seconds for evaluation in evaluated),
         "seed": seed,
         "prompts_per_task": prompts,
         "new_tokens": new_tokens,
@@ -99,23 +91,48 @@ def search(
         "alpha": alpha,
         "beta": beta,
         "exchange": exchange,
-        "dtype": str(full.transformer.dtype).removeprefix("torch."),
-        "calibration": {
-            key: {"source": f"{source.kind}: {source.location}", "rows": source.rows, "sha256": source.sha256}
-            for key, (_, source) in rows.items()
-        },
-        "git_commit": commit,
-        "git_dirty": dirty,
     }
+    description = describe(full, best, evaluated, settings, {key: source for key, (_, source) in rows.items()})
     path = folder / f"{name}.json"
     write_atomic(path, json.dumps(description, indent=2) + "\n")
     screen.print(
         f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; "
         f"wrote {path}",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     return path
+
+
+def describe(
+    full: Model,
+    best: Evaluation,
+    evaluated: Sequence[Evaluation],
+    settings: Mapping[str, Any],
+    data: Mapping[str, DataSource],
+) -> dict[str, Any]:
+    """What a mask file says: the kept layers, how good they are, and how they were found."""
+    commit, dirty = git_state()
+    return {
+        "model": full.name,
+        "layers": full.transformer.spec.layers,
+        "kept_layers": list(best.mask.layers),
+        "cache_mode": "shared",
+        "cost": best.cost,
+        "agreement": best.agreement,
+        "positions": best.positions,
+        "evaluations": len(evaluated),
+        "search_s": sum(evaluation.seconds for evaluation in evaluated),
+        **settings,
+        "dtype": str(full.transformer.dtype).removeprefix("torch."),
+        "calibration": {
+            key: {"source": f"{source.kind}: {source.location}", "rows": source.rows, "sha256": source.sha256}
+            for key, source in data.items()
+        },
+        "git_commit": commit,
+        "git_dirty": dirty,
+    }
 
 
 def table(evaluated: list[Evaluation]) -> str:
