@@ -40,7 +40,7 @@ def unreported() -> Iterator[None]:
     """Few resamples, no report, unchecked shapes inside: for runs whose records are what is looked at."""
     with (
         patch.object(compare, "RESAMPLES", 50),
-        patch.object(bench_module, "write_report", lambda *arguments: None),
+        patch.object(bench_module, "write_reports", lambda *arguments: None),
         shapes_unchecked(),
     ):
         yield

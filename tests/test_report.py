@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs.report import report, write_report
+from harness.jobs.report import report, write_reports
 from harness.records import (
     SCHEMA,
     ArmRecord,
@@ -217,7 +217,7 @@ def test_report_rebuilds_everything_from_the_run_folder(
     assert "gamma 4" in paths[0].read_text() and "run.png" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.tmp"))
     # The bench writes the same pages from memory.
-    again = write_report(run, samples(run, prompts), tmp_path / "t", tmp_path / "f", "run", SETTINGS)
+    again = write_reports([tables.build(run, samples(run, prompts), SETTINGS)], tmp_path / "t", tmp_path / "f", "run")
     assert again[0].read_text() == paths[0].read_text() and again[1].read_text() == paths[1].read_text()
 
 
@@ -237,7 +237,7 @@ def test_a_run_that_did_not_finish_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "a/b", ".."])
 def test_names_are_plain(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="plain file name"):
-        write_report(RUN, samples(), tmp_path / "t", tmp_path / "f", name)
+        write_reports([tables.build(RUN, samples())], tmp_path / "t", tmp_path / "f", name)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,14 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -20,15 +19,15 @@ from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.environment import environment, git_state
 from harness.errors import UserError
-from harness.jobs.report import write_report
+from harness.jobs.report import write_reports
 from harness.log import Logger
-from harness.metrics import rows
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.records import SCHEMA, ArmRecord, DataSource, Example, Generation, RunRecord, SampleRecord
+from harness.report.tables import build
 from harness.sampling import Sampling, certain_or_sampled
 from harness.scoring import METRICS
-from harness.store import RunFolder, check_writable, new_run_id
+from harness.store import RunFolder, check_writable, new_run_id, read_config
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
 
 
@@ -96,22 +95,23 @@ def bench(
     warn_of_load(run, screen)
     screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
     folder = RunFolder.create(settings.results_dir, run, config)
+    chosen = read_config(folder.path)
     samples: list[SampleRecord] = []
     try:
-        log.start(run, plain_settings(config))
+        log.start(run, chosen)
         for sample in measure(settings, verifier, decoders, prompts, run.run_id, screen):
             folder.append(sample)
             log.sample(sample)
             samples.append(sample)
-        summary = rows(run, samples)
-        log.summary(summary)
-        folder.finish({"samples": len(samples), "rows": summary})
+        report = build(run, samples, chosen)
+        log.summary(report.rows)
+        folder.finish({"samples": len(samples), "rows": report.rows})
     except BaseException:
         folder.fail()
         raise
     finally:
         log.close()
-    write_report(folder.run, samples, results / "tables", results / "figures", settings.name, plain_settings(config))
+    write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
     screen.print(f"run folder {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return folder.path
 
@@ -121,10 +121,6 @@ def warn_of_load(run: RunRecord, screen: Console) -> None:
     load, cores = float(run.env.get("load_average", 0)), int(run.env["cores"])
     if load > cores / 2:
         screen.print(f"load average {load} on {cores} cores: timings will be noisy; the table shows it", style="yellow")
-
-
-def plain_settings(config: str) -> dict[str, Any]:
-    return OmegaConf.to_container(OmegaConf.create(config))  # type: ignore[return-value]
 
 
 def make_prompt(model: Model, name: str, task: Task, example: Example) -> Prompt:

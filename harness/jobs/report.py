@@ -1,15 +1,14 @@
 """Tables and figures from run folders, without measuring anything: ``python -m harness job=report``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from harness.config import FILE_NAME
 from harness.errors import UserError
 from harness.metrics import complete_prompts
-from harness.records import RunRecord, SampleRecord
+from harness.records import SampleRecord
 from harness.report.figures import write_figure
 from harness.report.tables import RunReport, build, console, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config
@@ -35,18 +34,6 @@ def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str 
     reports = [_load(folder) for folder in find_runs(results_dir, wanted)]
     name = name or str(reports[0].settings.get("name", "run"))
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
-
-
-def write_report(
-    run: RunRecord,
-    samples: Sequence[SampleRecord],
-    tables_dir: str | Path,
-    figures_dir: str | Path,
-    name: str,
-    settings: Mapping[str, Any] | None = None,
-) -> list[Path]:
-    """Tables and figure of one run, printed and written. ``settings``: its configuration, for the page's foot."""
-    return write_reports([build(run, samples, settings)], Path(tables_dir), Path(figures_dir), name)
 
 
 def _load(folder: Path) -> RunReport:
