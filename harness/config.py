@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.errors import UserError, unknown
 
 SOURCES = ("auto", "local", "hub", "builtin")
+NUMERICS = ("fastest", "fixed_shape")
 GROUPS = ("experiment", "job", "method", "gate", "drafter", "model", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
@@ -49,6 +50,8 @@ class RunSettings:
     top_p: float = setting(1.0, "nucleus sampling, in (0, 1]; 1 keeps every token")
     top_k: int = setting(0, "sample from the k likeliest tokens; 0 keeps every token")
     gamma: int = setting(5, "tokens drafted a block")
+    numerics: str = setting("fastest", "fastest, or fixed_shape: equal tokens in low precision too")
+    graphs: bool = setting(True, "CUDA only: replay captured graphs; false runs the same without")
 
 
 @dataclass(frozen=True)
@@ -148,8 +151,9 @@ def check_values(config: Mapping[str, Any]) -> None:
     for key, allowed, wanted in bounds:
         if not allowed(config[key]):
             raise UserError(f"{key}={config[key]}: want {wanted}.")
-    if config["source"] not in SOURCES:
-        raise unknown("source", config["source"], SOURCES)
+    for key, choices in (("source", SOURCES), ("numerics", NUMERICS)):
+        if config[key] not in choices:
+            raise unknown(key, config[key], choices)
 
 
 def check_calls(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:

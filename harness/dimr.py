@@ -22,7 +22,7 @@ from harness.model.cache import Entries
 from harness.model.slim import LayerMask, kept_count
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
-from harness.sampling import GreedyChooser, Sampling, widen
+from harness.sampling import RandomChooser, Sampling, widen
 
 
 def step_cost(
@@ -70,7 +70,7 @@ def calibration_text(
     tiers = Tiers(model, cache)
     decoder = Decoder(Autoregressive(tiers, Sampling()))
     decoder.prefill(prompt)
-    written = decoder.decode(StopRule(new_tokens, eos_ids), GreedyChooser()).token_ids
+    written = decoder.decode(StopRule(new_tokens, eos_ids), RandomChooser(0, model.device)).token_ids
     tokens = (*prompt, *written)
     begin, end = len(prompt) - 1, len(tokens) - 1
     tiers.rollback(begin)

@@ -1,13 +1,15 @@
-"""How tokens are drawn: the distribution that logits become, and the source of randomness."""
+"""How tokens are drawn: the law that logits become, and the source of randomness. Nothing here waits for a device."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from harness.errors import UserError
+from harness.kernels.residual import sample_residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Sampling:
         """Distributions to sample from, in at least float32; greedy ones are exactly one-hot."""
         if self.greedy:
             wide = torch.promote_types(logits.dtype, torch.float32)
-            return torch.zeros_like(logits, dtype=wide).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+            return torch.zeros_like(logits, dtype=wide).scatter_(-1, top(logits)[:, None], 1.0)
         wide_logits = widen(logits)
         # The largest becomes 0 first: nothing overflows, however small the temperature.
         scaled = (wide_logits - wide_logits.amax(dim=-1, keepdim=True)) / self.temperature
@@ -54,6 +56,15 @@ class Sampling:
             probs = probs / probs.sum(dim=-1, keepdim=True)
         return probs
 
+    def law(self, logits: Float[Tensor, "R V"]) -> "Law":
+        """The same distributions; greedy ones are kept as their tokens."""
+        return Certain(top(logits)) if self.greedy else Dense(self.warp(logits))
+
+
+def top(logits: Float[Tensor, "R V"]) -> Int[Tensor, "R"]:
+    """The largest of each row, the first of equal ones: as ``argmax``, which is several times slower on a CPU."""
+    return logits.max(dim=-1).indices
+
 
 def widen(x: Tensor) -> Tensor:
     """``x`` in at least float32."""
@@ -68,8 +79,25 @@ class Chooser(Protocol):
         """Independent coin flips, True with the given probabilities; values of 1 and more are certain."""
         ...
 
-    def draw(self, probs: Float[Tensor, "V"]) -> int:
-        """One token from a distribution."""
+    def uniforms(self, count: int) -> Float[Tensor, "G"]:
+        """Randomness for ``count`` draws, made ahead of them."""
+        ...
+
+    def draw(self, probs: Float[Tensor, "V"], uniform: Float[Tensor, ""]) -> Int[Tensor, "1"]:
+        """One token from a distribution, decided by ``uniform``, a number in [0, 1), alone."""
+        ...
+
+    def replace(
+        self,
+        verifier: Float[Tensor, "R V"],
+        draft: Float[Tensor, "G V"] | None,
+        tokens: Int[Tensor, "G"],
+        stop: Int[Tensor, ""],
+    ) -> Int[Tensor, "1"]:
+        """What follows the kept drafts; arguments and law as in ``kernels.residual.sample_residual``.
+
+        Any token where ``stop`` lies behind the last row: there is nothing to draw.
+        """
         ...
 
 
@@ -86,20 +114,85 @@ class RandomChooser:
         )
         return uniform < probability
 
-    def draw(self, probs: Float[Tensor, "V"]) -> int:
-        return int(torch.multinomial(probs, 1, generator=self.generator))
+    def uniforms(self, count: int) -> Float[Tensor, "G"]:
+        return torch.rand(count, generator=self.generator, dtype=torch.float64, device=self.device)
+
+    def draw(self, probs: Float[Tensor, "V"], uniform: Float[Tensor, ""]) -> Int[Tensor, "1"]:
+        """By the inverse of the cumulative distribution: ``multinomial`` makes a random number for every token."""
+        mass = probs.cumsum(0)
+        # Rounding must not lift the number to the whole mass, behind which there is no token.
+        point = torch.minimum(uniform.to(mass.dtype) * mass[-1], torch.nextafter(mass[-1], mass[0]))
+        return torch.searchsorted(mass, point[None], right=True)
+
+    def replace(
+        self,
+        verifier: Float[Tensor, "R V"],
+        draft: Float[Tensor, "G V"] | None,
+        tokens: Int[Tensor, "G"],
+        stop: Int[Tensor, ""],
+    ) -> Int[Tensor, "1"]:
+        # As Tensor.exponential_, in a fifth of its time on a CPU.
+        uniform = torch.rand(verifier.shape[-1:], generator=self.generator, dtype=verifier.dtype, device=self.device)
+        noise = uniform.clamp_(min=torch.finfo(uniform.dtype).tiny).log_().neg_()
+        return sample_residual(verifier, draft, tokens, stop.clamp(max=len(verifier) - 1), noise)[None]
 
 
-class GreedyChooser:
-    """For one-hot distributions: nothing is left to chance."""
+@runtime_checkable
+class Law(Protocol):
+    """Distributions over the next token at each of some positions."""
 
-    def accept(self, probability: Float[Tensor, "G"]) -> Bool[Tensor, "G"]:
-        return probability >= 1
+    def of(self, tokens: Int[Tensor, "G"]) -> Float[Tensor, "G"]:
+        """Probability of one token at each of the first positions."""
+        ...
 
-    def draw(self, probs: Float[Tensor, "V"]) -> int:
-        return int(probs.argmax())
+    def draw(self, row: Int[Tensor, ""], chooser: Chooser) -> Int[Tensor, "1"]:
+        """A token from the distribution at ``row``; token 0, for certain, where it lies behind the last one."""
+        ...
+
+    def replace(
+        self, draft: Float[Tensor, "G V"] | None, tokens: Int[Tensor, "G"], stop: Int[Tensor, ""], chooser: Chooser
+    ) -> Int[Tensor, "1"]:
+        """What follows the kept drafts when the lossless rule stopped at ``stop``: residual, or bonus at G.
+
+        Any token where ``stop`` lies behind the last row: there is nothing to draw.
+        """
+        ...
 
 
-def certain_or_sampled(sampling: Sampling, seed: int, device: torch.device) -> Chooser:
-    """The chooser that fits the sampling mode."""
-    return GreedyChooser() if sampling.greedy else RandomChooser(seed, device)
+@dataclass(frozen=True, slots=True)
+class Certain:
+    """All mass on one token at each position, as greedy decoding has it. Needs no randomness and no table."""
+
+    top: Int[Tensor, "R"]
+
+    def of(self, tokens: Int[Tensor, "G"]) -> Float[Tensor, "G"]:
+        return (self.top[: len(tokens)] == tokens).float()
+
+    def draw(self, row: Int[Tensor, ""], chooser: Chooser) -> Int[Tensor, "1"]:
+        return F.pad(self.top, (0, 1)).index_select(0, row.clamp(max=len(self.top))[None])
+
+    def replace(
+        self, draft: Float[Tensor, "G V"] | None, tokens: Int[Tensor, "G"], stop: Int[Tensor, ""], chooser: Chooser
+    ) -> Int[Tensor, "1"]:
+        return self.draw(stop, chooser)  # a refused draft had no mass here, so its residual is the whole
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A table of probabilities."""
+
+    probs: Float[Tensor, "R V"]
+
+    def of(self, tokens: Int[Tensor, "G"]) -> Float[Tensor, "G"]:
+        return self.probs[: len(tokens)].gather(-1, tokens[:, None])[:, 0]
+
+    def draw(self, row: Int[Tensor, ""], chooser: Chooser) -> Int[Tensor, "1"]:
+        rows = len(self.probs)
+        probs = self.probs.index_select(0, row.clamp(max=rows - 1)[None])[0]
+        nothing = F.pad(probs.new_ones(1), (0, len(probs) - 1))
+        return chooser.draw(torch.where(row < rows, probs, nothing), chooser.uniforms(1)[0])
+
+    def replace(
+        self, draft: Float[Tensor, "G V"] | None, tokens: Int[Tensor, "G"], stop: Int[Tensor, ""], chooser: Chooser
+    ) -> Int[Tensor, "1"]:
+        return chooser.replace(self.probs, draft, tokens, stop)

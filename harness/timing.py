@@ -1,7 +1,8 @@
 """Clocks that wait for the device, and warm-up. Wall seconds, monotonic."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 
@@ -26,11 +27,18 @@ LONGEST_CATCH_UP = 64
 """Tokens of backlog up to which a full pass is warmed: each size costs a pass of warming, and longer ones are rare."""
 
 
-def warm_up(tiers: Tiers, largest_block: int, backlog: int = 0) -> None:
+def warm_up(
+    tiers: Tiers,
+    largest_block: int,
+    backlog: int = 0,
+    draft: Callable[[Sequence[int], int], object] | None = None,
+) -> None:
     """Run every tier at every number of tokens it may get, so that no timed forward is a shape's first.
 
     That is 1 to ``largest_block``; the full verifier also catches up with as many as ``backlog`` tokens that were
-    accepted without it. The sequence is made of token 0; nothing of it is kept.
+    accepted without it. With graphs, ``draft``, called with a sequence and a count, makes every block that has a graph
+    of its own: of up to ``largest_block - 1`` tokens, behind 1 or 2 that the drafter has not processed yet. The
+    sequence is made of token 0; nothing of it is kept.
     """
     longest = largest_block + min(backlog, LONGEST_CATCH_UP)
     zeros = (0,) * (longest + 1)
@@ -38,6 +46,10 @@ def warm_up(tiers: Tiers, largest_block: int, backlog: int = 0) -> None:
         for size in range(1, (longest if tier is tiers.full else largest_block) + 1):
             tiers.prefill(zeros[:2])
             tier.forward(zeros[: tier.length + size], rows=min(size, largest_block))
+    if tiers.graphs and draft is not None:
+        for count, behind in product(range(1, largest_block), (1, 2)):
+            tiers.prefill(zeros[:2])
+            draft(zeros[: 1 + behind], count)
     tiers.rollback(0)
 
 

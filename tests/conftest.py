@@ -7,9 +7,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
 import torch
 from jaxtyping import install_import_hook
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which nothing above does
+
 # The hook stays installed: it checks every module of these packages imported from here on.
 install_import_hook(
-    ["harness.model", "harness.decode", "harness.drafters", "harness.sampling", "harness.dimr"], "beartype.beartype"
+    [
+        *("harness.model", "harness.decode", "harness.drafters", "harness.kernels", "harness.sampling"),
+        *("harness.dimr", "harness.divergence"),
+    ],
+    "beartype.beartype",
 )
 
 torch.set_num_threads(1)

@@ -6,9 +6,13 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from harness.kernels.residual import residual_weights
+
 
 class BranchChooser:
     """Follows a list of decisions, then takes the first possible outcome of each further one, noting the others."""
+
+    residual = staticmethod(residual_weights)
 
     def __init__(self, script: list[int]) -> None:
         self.script = script
@@ -29,8 +33,17 @@ class BranchChooser:
         certain = [min(1.0, float(prob)) for prob in probability]
         return torch.tensor([bool(self.decide([1 - prob, prob])) for prob in certain])
 
-    def draw(self, probs: Tensor) -> int:
-        return self.decide(probs.tolist())
+    def uniforms(self, count: int) -> Tensor:
+        return torch.zeros(count)  # nothing is decided by numbers here
+
+    def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
+        return torch.tensor([self.decide(probs.tolist())])
+
+    def replace(self, verifier: Tensor, draft: Tensor | None, tokens: Tensor, stop: Tensor) -> Tensor:
+        if stop >= len(verifier):
+            return torch.tensor([0])  # there is nothing to draw
+        weights = self.residual(verifier, draft, tokens, stop)
+        return torch.tensor([self.decide((weights / weights.sum()).tolist())])
 
 
 def exact_law(run: Callable[[BranchChooser], Hashable]) -> dict[Hashable, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -9,15 +10,15 @@ from jaxtyping import Float
 from scipy.stats import chi2
 from torch import Tensor
 
-from harness.decode.accept import first_stop, keep_probability, residual
+from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Decoder, StopRule
 from harness.decode.speculative import Speculative
 from harness.drafters.base import Draft, Drafter, draft_with
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
-from harness.sampling import Chooser, GreedyChooser, RandomChooser, Sampling, certain_or_sampled, widen
-from tests.toys import CPU, shapes_unchecked, tiers_of, tiny_model
+from harness.sampling import Certain, Chooser, Dense, RandomChooser, Sampling, widen
+from tests.toys import CPU, drafted, shapes_unchecked, tiers_of, tiny_model
 
 SPREAD = (0.5, 0.25, 0.15, 0.1)
 
@@ -103,41 +104,33 @@ DRAWN_FROM = torch.tensor([[0.3, 0.6, 0.1], [0.8, 0.1, 0.1], [0.5, 0.25, 0.25]])
 def test_keep_probability_is_the_smaller_of_1_and_q_over_p(
     tokens: tuple[int, ...], probs: Tensor | None, want: list[float]
 ) -> None:
-    assert torch.allclose(keep_probability(FULL, Draft(tokens, probs)), torch.tensor(want))
+    assert torch.allclose(keep_probability(Dense(FULL), drafted(tokens, probs)), torch.tensor(want))
 
 
 def test_a_certain_draft_is_a_one_hot_distribution() -> None:
     tokens = (1, 2, 0)
-    one_hot = torch.nn.functional.one_hot(torch.tensor(tokens), 3).float()
-    certain, spelled_out = Draft(tokens), Draft(tokens, one_hot)
-    assert torch.equal(keep_probability(FULL, certain), keep_probability(FULL, spelled_out))
-    for position in range(3):
-        one, other = (residual(FULL[position], draft, position) for draft in (certain, spelled_out))
-        assert torch.allclose(one, other)
+    certain, spelled_out = drafted(tokens), drafted(tokens, one_hot(tokens))
+    assert torch.equal(keep_probability(Dense(FULL), certain), keep_probability(Dense(FULL), spelled_out))
 
 
-@pytest.mark.parametrize(
-    ("position", "probs", "want"),
-    [
-        (0, DRAWN_FROM, [1.0, 0.0, 0.0]),
-        (1, DRAWN_FROM, [0.0, 1 / 6, 5 / 6]),
-        (2, DRAWN_FROM, [0.0, 0.5, 0.5]),
-        (0, None, [0.0, 0.75, 0.25]),  # the draft, token 0, is left out
-        (1, None, [0.25, 0.0, 0.75]),
-        (2, None, [0.0, 1.0, 0.0]),
-    ],
-)
-def test_residual_is_what_the_draft_left_over(position: int, probs: Tensor | None, want: list[float]) -> None:
-    untouched = FULL.clone()
-    got = residual(FULL[position], Draft((0, 1, 2), probs), position)
-    assert torch.allclose(got, torch.tensor(want))
-    assert torch.equal(FULL, untouched)
+def one_hot(tokens: Sequence[int]) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(tokens), 3).float()
 
 
-@pytest.mark.parametrize("probs", [torch.tensor([[0.2, 0.3, 0.5]]), None])
-def test_a_residual_without_mass_is_the_verifiers_own_distribution(probs: Tensor | None) -> None:
-    verifier = torch.tensor([0.2, 0.3, 0.5]) if probs is not None else torch.tensor([0.0, 1.0, 0.0])
-    assert torch.equal(residual(verifier, Draft((1,), probs), 0), verifier)
+@pytest.mark.parametrize("probs", [DRAWN_FROM, None])
+def test_a_certain_law_is_a_table_of_one_hot_rows(probs: Tensor | None) -> None:
+    """What is kept and what replaces a refused draft, or follows three kept ones, for all blocks of three."""
+    top = (2, 0, 1, 2)
+    certain, spelled_out = Certain(torch.tensor(top)), Dense(one_hot(top))
+    chooser = RandomChooser(0, CPU)
+    for tokens in product(range(3), repeat=3):
+        draft = drafted(tokens, probs)
+        assert torch.equal(keep_probability(certain, draft), keep_probability(spelled_out, draft))
+        kept = keep_probability(certain, drafted(tokens)) >= 1
+        stop = first_stop(kept)
+        for law in (certain, spelled_out):
+            assert int(law.replace(draft.probs, draft.tokens, stop, chooser)) == top[int(stop)]
+            assert int(law.draw(stop, chooser)) == top[int(stop)]
 
 
 @pytest.mark.parametrize("gamma", range(1, 9))
@@ -154,7 +147,9 @@ def stream(seed: int) -> list[int]:
     chooser = RandomChooser(seed, CPU)
     probs = torch.full((11,), 1 / 11, dtype=torch.float64)
     flips = [int(flip) for flip in chooser.accept(torch.full((30,), 0.5, dtype=torch.float64))]
-    return flips + [chooser.draw(probs) for _ in range(30)]
+    draws = [int(chooser.draw(probs, uniform)) for uniform in chooser.uniforms(30)]
+    replaced = [chooser.replace(probs[None], None, torch.tensor([4]), torch.tensor(0)) for _ in range(9)]
+    return flips + draws + [int(token) for token in replaced]
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
@@ -168,15 +163,19 @@ def test_draws_depend_on_the_seed_alone() -> None:
 def test_certain_decisions_do_not_depend_on_the_seed() -> None:
     one_hot = torch.tensor([0.0, 0.0, 1.0, 0.0])
     sure = torch.tensor([1.0, 0.0, 1.5, 0.0])
-    choosers: list[Chooser] = [GreedyChooser(), *(RandomChooser(seed, CPU) for seed in range(200))]
-    for chooser in choosers:
-        assert chooser.draw(one_hot) == 2
+    for seed in range(200):
+        chooser = RandomChooser(seed, CPU)
+        assert chooser.draw(one_hot, chooser.uniforms(1)[0]) == 2
         assert chooser.accept(sure).tolist() == [True, False, True, False]
 
 
-def test_the_chooser_follows_the_sampling_mode() -> None:
-    assert isinstance(certain_or_sampled(Sampling(), 0, CPU), GreedyChooser)
-    assert isinstance(certain_or_sampled(Sampling(0.5), 0, CPU), RandomChooser)
+def test_a_draw_takes_the_token_whose_share_of_the_mass_holds_the_number() -> None:
+    """Tokens without mass are never drawn, not even by the smallest and the largest number there is."""
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    chooser = RandomChooser(0, CPU)
+    largest = torch.nextafter(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    for uniform, want in ((0.0, 1), (0.2, 1), (0.25, 3), (0.7, 3), (0.75, 4), (float(largest), 4)):
+        assert int(chooser.draw(probs, torch.tensor(uniform, dtype=torch.float64))) == want
 
 
 VOCAB = 5
@@ -187,9 +186,10 @@ class TableTier(Tier):
 
     table: Float[Tensor, "V V"]
 
-    def forward(self, sequence: Sequence[int], rows: int) -> Float[Tensor, "R V"]:
+    def forward(self, sequence: Sequence[int], rows: int, drafts: Tensor | None = None) -> Float[Tensor, "R V"]:
         self.forwards += 1
-        return self.table[list(sequence[-rows:])]
+        tokens = [*sequence, *(drafts.tolist() if drafts is not None else [])]
+        return self.table[tokens[-rows:]]
 
 
 def table_tier(tiers: Tiers, name: str, seed: int) -> TableTier:
@@ -212,12 +212,11 @@ class TableDrafter:
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
         if not self.greedy:
             return draft_with(self.drafts_with, self.sampling, tokens, count, chooser)
-        drafted: list[int] = []
-        probs = []
+        tokens, probs = list(tokens), []
         for _ in range(count):
-            probs.append(self.sampling.warp(self.drafts_with.forward((*tokens, *drafted), rows=1)))
-            drafted.append(int(probs[-1].argmax()))
-        return Draft(tuple(drafted), torch.cat(probs) if probs else None)
+            probs.append(self.sampling.warp(self.drafts_with.forward(tokens, rows=1)))
+            tokens.append(int(probs[-1].argmax()))
+        return drafted(tokens[len(tokens) - count :], torch.cat(probs) if probs else None)
 
 
 def p_value(gamma: int, tokens: int, greedy: bool) -> float:

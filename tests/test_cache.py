@@ -12,7 +12,7 @@ from harness.drafters.self_skip import SelfSkip
 from harness.model.cache import KVCache
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
-from harness.sampling import GreedyChooser, Sampling
+from harness.sampling import RandomChooser, Sampling
 from tests.toys import CPU, Scripted, tiers_of, tiny, tiny_model
 
 LAYERS = {"slim": (0, 1, 3), "draft": (0, 3)}
@@ -77,7 +77,7 @@ def test_the_full_cache_is_fresh_after_every_block_of_via_sd(seed: int) -> None:
     tokens = [5, 6, 7, 8, 9]
     tiers.prefill(tokens)
     while len(tokens) < 40:
-        block = method.step(tuple(tokens), 99, GreedyChooser())
+        block = method.step(tuple(tokens), 99, RandomChooser(0, CPU))
         tokens += block.tokens
         tiers.rollback(len(tokens) - 1)
         assert_committed_entries_are_fresh(tiers, tokens)
@@ -107,14 +107,14 @@ def test_slim_logits_do_not_depend_on_which_drafter_ran(seed: int, monkeypatch: 
         seen: list[torch.Tensor] = []
         forward = method.slim.forward
 
-        def recording(sequence, rows):
-            seen.append(forward(sequence, rows))
+        def recording(*arguments):
+            seen.append(forward(*arguments))
             return seen[-1]
 
         monkeypatch.setattr(method.slim, "forward", recording)
         decoder = Decoder(method)
         decoder.prefill(script[:6])
-        return seen, decoder.decode(StopRule(40), GreedyChooser()).token_ids
+        return seen, decoder.decode(StopRule(40), RandomChooser(0, CPU)).token_ids
 
     plain, plain_tokens = decode(False)
     beside, beside_tokens = decode(True)

@@ -19,8 +19,8 @@ from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.model.tokenizer import ByteTokenizer
 from harness.records import BlockTrace, Generation, Route, StopReason
-from harness.sampling import Chooser, GreedyChooser, RandomChooser, Sampling
-from tests.toys import CPU, GREEDY, DrafterFactory, perturbed, scripted, small_lm, tiers_of, tiny_model
+from harness.sampling import Chooser, RandomChooser, Sampling
+from tests.toys import CPU, GREEDY, DrafterFactory, drafted, perturbed, scripted, small_lm, tiers_of, tiny_model
 
 A, R, E = Route.ACCEPT, Route.REGENERATE, Route.ESCALATE
 VOCAB = 97
@@ -46,7 +46,7 @@ def method_of(
 def decoded(method: Method, prompt: Sequence[int], stop: StopRule) -> Generation:
     decoder = Decoder(method)
     decoder.prefill(prompt)
-    return decoder.decode(stop, GreedyChooser())
+    return decoder.decode(stop, RandomChooser(0, CPU))
 
 
 class Dictated:
@@ -313,7 +313,7 @@ def test_nothing_is_carried_from_one_prompt_to_the_next(name: str, family: str) 
     longest = torch.randint(0, 9, (40,), generator=generator).tolist()
     for prompt in (longest, longest[:20], longest[:35], [3], [8, 8, 8]):
         used.prefill(prompt)
-        again = used.decode(StopRule(20), GreedyChooser())
+        again = used.decode(StopRule(20), RandomChooser(0, CPU))
         fresh = decoded(method_of(name, model, factories[family]), prompt, StopRule(20))
         assert again.token_ids == fresh.token_ids
         assert again.blocks == fresh.blocks
@@ -360,7 +360,7 @@ class Ghost:
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
         assert count >= 0
-        return Draft((0,) if count else ())
+        return drafted((0,) if count else ())
 
 
 def test_a_drafter_is_never_asked_for_less_than_nothing() -> None:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from harness.errors import UserError
-from harness.model import embedded
+from harness.model import embedded, made
 from harness.model.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +160,7 @@ def test_write_that_fails_names_the_variable(tiny: Path, monkeypatch: pytest.Mon
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(embedded, "_flush", full)
+    monkeypatch.setattr(made, "_flush", full)
     with pytest.raises(UserError, match=r"No space left on device.*set HARNESS_CACHE=FOLDER"):
         embedded.embedded_folder()
     assert entries(tiny.parent) == set()
@@ -196,7 +196,7 @@ def test_damaged_folder_is_made_again(damage: str, tiny: Path) -> None:
             path.unlink()
     steps: list[str] = []
     assert embedded.embedded_folder(steps.append) == tiny
-    assert "damaged or incomplete: converting it again" in steps[0]
+    assert "damaged or incomplete: making it again" in steps[0]
     assert (tiny / "model.safetensors").read_bytes() == weights
     assert entries(tiny.parent) == {tiny.name}
 
@@ -233,7 +233,7 @@ def test_real_conversion_needs_no_network_and_repeats_exactly(tmp_path: Path, ch
     process = run(OFFLINE, tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert embedded.sha256(Path(out.strip()) / "model.safetensors") == embedded.sha256(checkpoint / "model.safetensors")
+    assert made.sha256(Path(out.strip()) / "model.safetensors") == made.sha256(checkpoint / "model.safetensors")
     assert err == ""  # no progress bars of other libraries
 
 

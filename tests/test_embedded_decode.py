@@ -14,8 +14,8 @@ from harness.drafters.self_skip import SelfSkip
 from harness.model.embedded import embedded_folder
 from harness.model.load import Model, load_model
 from harness.records import Route
-from harness.sampling import GreedyChooser, Sampling
-from tests.toys import tiers_of
+from harness.sampling import RandomChooser, Sampling
+from tests.toys import CPU, tiers_of
 
 MASK = "results/masks/embedded_skip30.json"
 QUESTIONS = (
@@ -32,7 +32,7 @@ def model() -> Model:
 def generate(model: Model, method, prompt: list[int], new_tokens: int = 32):
     decoder = Decoder(method)
     decoder.prefill(prompt)
-    return decoder.decode(StopRule(new_tokens, model.tokenizer.eos_ids), GreedyChooser())
+    return decoder.decode(StopRule(new_tokens, model.tokenizer.eos_ids), RandomChooser(0, CPU))
 
 
 def test_greedy_tokens_are_those_of_transformers(model: Model) -> None:

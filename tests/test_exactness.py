@@ -27,7 +27,7 @@ from harness.model.load import Model
 from harness.model.slim import LayerMask
 from harness.model.tiers import Tiers
 from harness.records import BlockTrace, Generation, StopReason
-from harness.sampling import GreedyChooser, RandomChooser, Sampling
+from harness.sampling import RandomChooser, Sampling
 from tests.toys import (
     CPU,
     GREEDY,
@@ -71,7 +71,7 @@ def model_of(seed: int) -> Model:
 def decoded(method: Method, prompt: Sequence[int], stop: StopRule) -> Generation:
     decoder = Decoder(method)
     decoder.prefill(prompt)
-    return decoder.decode(stop, GreedyChooser())
+    return decoder.decode(stop, RandomChooser(0, CPU))
 
 
 def baseline(model: Model, prompt: Sequence[int], stop: StopRule) -> Generation:
@@ -197,7 +197,7 @@ def test_keeping_one_draft_too_many_breaks_equality(monkeypatch: pytest.MonkeyPa
         case_of(seed)
     assert sweep("speculative", "scripted", BROKEN_SEEDS).unequal == []
     for module in (speculative_module, via_sd_module):
-        monkeypatch.setattr(module, "first_stop", lambda kept: min(first_stop(kept) + 1, len(kept)))
+        monkeypatch.setattr(module, "first_stop", lambda kept: (first_stop(kept) + 1).clamp(max=len(kept)))
     for method in METHODS:
         assert len(sweep(method, "scripted", BROKEN_SEEDS).unequal) > 10
 
@@ -291,7 +291,7 @@ def test_a_drafting_models_cache_is_fresh_after_every_block() -> None:
         tokens = list(case.prompt)
         tiers.prefill(tokens)
         while len(tokens) < len(case.prompt) + 40:
-            tokens += method.step(tuple(tokens), 99, GreedyChooser()).tokens
+            tokens += method.step(tuple(tokens), 99, RandomChooser(0, CPU)).tokens
             tiers.rollback(len(tokens) - 1)
             tier = method.drafter.tier
             assert tier is not None and len(case.prompt) - 1 < tier.length < len(tokens)

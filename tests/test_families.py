@@ -28,7 +28,7 @@ from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import random_transformer, toy_spec
 from harness.model.transformer import offset_rms_norm, rms_norm
 from harness.records import Generation
-from harness.sampling import GreedyChooser
+from harness.sampling import RandomChooser
 from tests.families import CASES, LLAMA3, SLIDING, VOCAB, lift_float32_casts, older_style, write_reference
 from tests.toys import CPU, GREEDY, tiers_of
 
@@ -228,7 +228,7 @@ PARTS: dict[str, dict[str, Any]] = {
 def decoded(method: Method, prompt: Sequence[int]) -> Generation:
     decoder = Decoder(method)
     decoder.prefill(prompt)
-    return decoder.decode(StopRule(40), GreedyChooser())
+    return decoder.decode(StopRule(40), RandomChooser(0, CPU))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -11,12 +11,12 @@ from harness.decode.via_sd import ViaSD
 from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
 from harness.records import Route
-from harness.sampling import GreedyChooser, Sampling
-from tests.toys import GREEDY, scripted, tiers_of, tiny_model
+from harness.sampling import RandomChooser, Sampling
+from tests.toys import CPU, GREEDY, scripted, tiers_of, tiny_model
 
 A, R, E = Route.ACCEPT, Route.REGENERATE, Route.ESCALATE
 
-# (gate, slim distribution, its routes by token). 0.5, 0.25 and 0.125 are exact in binary: their ratios are exact too.
+# (gate, slim distribution, its routes by token).
 CASES: dict[str, tuple[Gate, list[float], list[Route]]] = {
     "strictness between its thresholds": (Strictness(0.5, 0.3), [0.5, 0.2, 0.14, 0.16], [A, R, E, R]),
     "strictness on both thresholds": (Strictness(0.5, 0.25), [0.5, 0.25, 0.125, 0.125], [A, A, R, R]),
@@ -35,22 +35,24 @@ CASES: dict[str, tuple[Gate, list[float], list[Route]]] = {
 def test_routes_of_hand_cases(case: str) -> None:
     """Each of the four tokens drafted at a position with the same slim distribution."""
     gate, probs, want = CASES[case]
-    codes = gate(torch.tensor([probs] * 4), torch.arange(4))
+    codes, stop = gate(torch.tensor([probs] * 4).log(), torch.arange(4))
     assert routes_of(codes.tolist()) == tuple(want)
+    assert int(stop) == ([*(route is A for route in want), False]).index(False)
 
 
 def test_positions_are_judged_by_their_own_distribution() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
-    assert routes_of(Strictness(0.5, 0.3)(probs, torch.tensor([0, 0, 0])).tolist()) == (A, E, A)
+    codes, stop = Strictness(0.5, 0.3)(probs.log(), torch.tensor([0, 0, 0]))
+    assert routes_of(codes.tolist()) == (A, E, A) and int(stop) == 1
 
 
-def test_a_ratio_of_exactly_the_threshold_passes_whatever_the_largest_probability() -> None:
-    """0.3 * M is what is compared, so a token of exactly that probability is never put below it by rounding."""
-    for step in range(1, 200):
-        largest = torch.tensor(step / 201)
-        probs = torch.stack((largest, 0.5 * largest, 0.3 * largest))[None]
-        codes = Strictness(0.5, 0.3)(probs.expand(3, 3), torch.arange(3))
-        assert routes_of(codes.tolist()) == (A, A, R)
+def test_logits_and_log_probabilities_are_routed_alike() -> None:
+    """The ratio does not depend on what all scores of a position have in common."""
+    logits = torch.randn(200, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens = torch.arange(200) % 7
+    one, other = (Strictness(0.5, 0.3)(scores, tokens) for scores in (logits, logits.log_softmax(-1)))
+    assert set(one.codes.tolist()) == {0, 1, 2}
+    assert torch.equal(one.codes, other.codes)
 
 
 @pytest.mark.parametrize("kind", [Strictness, Literal])
@@ -73,7 +75,7 @@ def test_an_unreachable_route_is_refused_unless_it_is_allowed(
     gate = kind(alpha1, alpha2, allow_unreachable=True)
     assert gate.reachable == {A, E}
     probs = torch.rand(500, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    assert set(routes_of(gate(probs, torch.arange(500) % 7).tolist())) <= gate.reachable
+    assert set(routes_of(gate(probs.log(), torch.arange(500) % 7).codes.tolist())) <= gate.reachable
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def routes_taken(gate: Gate, gate_probs: str, sampling: Sampling) -> tuple[Route
         )
         decoder = Decoder(method)
         decoder.prefill((1, 2, 3))
-        for block in decoder.decode(StopRule(40), GreedyChooser()).blocks:
+        for block in decoder.decode(StopRule(40), RandomChooser(0, CPU)).blocks:
             taken += block.routes
     return tuple(taken)
 

@@ -15,20 +15,24 @@ ROOT = Path(__file__).resolve().parents[1]
 
 DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
-    *("harness.jobs.bench", "harness.jobs.search"),
+    *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
+    *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
+    "harness.speed.stock",
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
+    "harness.positions",
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
     *("tasks.translation", "tasks.summarization", "tasks.reasoning", "tasks.qa"),
 )
 """What must never leave the torch-free part. A new module is held to it without being listed."""
 
-HEAVY = ("torch", "transformers", "datasets", "safetensors", "tokenizers", "jaxtyping")
+HEAVY = ("torch", "transformers", "datasets", "safetensors", "tokenizers", "jaxtyping", "triton")
 
 FOUNDATION = frozenset(("records", "errors", "scoring", "config", "sampling"))
 READING = frozenset(("compare", "metrics", "store", "report"))
@@ -38,21 +42,30 @@ ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "scoring": frozenset(("errors",)),
     "config": frozenset(("errors",)),
-    "sampling": frozenset(("errors",)),
+    "kernels": frozenset(),
+    "sampling": frozenset(("errors", "kernels")),
     "hub": frozenset(("errors",)),
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
-    "decode": frozenset(("errors", "records", "sampling", "model", "drafters")),
+    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
+    "divergence": frozenset(("records", "model", "compare")),
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
     "metrics": frozenset(("errors", "records", "scoring", "compare")),
+    "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
-    "report": frozenset(("errors", "records", "scoring", "compare", "metrics", "store")),
+    "report": frozenset(("errors", "records", "scoring", "compare", "metrics", "positions", "store")),
     "help": frozenset(("errors", "config")),
-    "jobs": FOUNDATION | READING | {"model", "drafters", "decode", "dimr", "timing", "environment", "log"},
+    "memory": frozenset(),
+    "speed": frozenset(
+        ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
+    ),
+    "jobs": FOUNDATION
+    | READING
+    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
@@ -175,6 +188,7 @@ def test_imports_go_one_way() -> None:
         "harness.model.load": "def f():\n    from harness.decode import base",
         "harness.drafters.base": "from harness.decode.accept import first_stop",
         "harness.decode.base": "from harness.store import read",
+        "harness.kernels.gate": "from harness.decode import gate",
         "harness.dimr": "import harness.jobs.search",
         "harness.report.tables": "from harness import jobs",
         "harness.jobs.bench": "from tasks.qa import QuestionAnswering",

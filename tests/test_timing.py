@@ -13,24 +13,27 @@ import pytest
 import torch
 
 from harness import timing
+from harness.compare import BASELINE
+from harness.decode.accept import first_stop
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
-from harness.decode.gate import ACCEPT, ESCALATE, AlwaysEscalate, Strictness
+from harness.decode.gate import AlwaysEscalate, Decision, Strictness
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.self_skip import SelfSkip
 from harness.jobs import bench as bench_module
+from harness.kernels.gate import ACCEPT, ESCALATE
 from harness.metrics import rows
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.model.toy import random_transformer, toy_spec
 from harness.records import DataSource, Example, Route
-from harness.sampling import GreedyChooser, Sampling
+from harness.sampling import RandomChooser, Sampling
 from harness.store import RunData, read
 from tasks.qa import QuestionAnswering
-from tests.runs import ORACLE, qa, run_bench
+from tests.runs import ORACLE, Slip, qa, run_bench
 from tests.toys import CPU, small_lm, tiers_of, tiny
 
 CUDA = torch.device("cuda", 1)
@@ -126,7 +129,7 @@ def test_warm_up_leaves_nothing_behind() -> None:
     def decoded(tiers: Tiers) -> tuple[int, ...]:
         decoder = Decoder(Autoregressive(tiers, Sampling()))
         decoder.prefill(PROMPT)
-        generation = decoder.decode(StopRule(12), GreedyChooser())
+        generation = decoder.decode(StopRule(12), RandomChooser(0, CPU))
         assert [block.full_forwards for block in generation.blocks] == [1] * 12
         return generation.token_ids
 
@@ -176,9 +179,11 @@ class Machine:
     def running(self) -> Iterator[None]:
         forward, prefill = Tier.forward, Tier.prefill
 
-        def costly_forward(tier: Tier, sequence: Sequence[int], rows: int) -> torch.Tensor:
-            self.spend(self.COST[tier.name], tier, len(sequence) - tier.length)
-            return forward(tier, sequence, rows)
+        def costly_forward(
+            tier: Tier, sequence: Sequence[int], rows: int, drafts: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            self.spend(self.COST[tier.name], tier, len(tier.fresh(sequence, drafts)))
+            return forward(tier, sequence, rows, drafts)
 
         def costly_prefill(tier: Tier, sequence: Sequence[int]) -> None:
             if fresh := len(sequence) - tier.length:
@@ -203,12 +208,12 @@ class Every:
         self.period = period
         self.blocks = 0
 
-    def __call__(self, slim_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def __call__(self, scores: torch.Tensor, tokens: torch.Tensor) -> Decision:
         codes = torch.full_like(tokens, ACCEPT)
         self.blocks += 1
         if self.blocks % self.period == 0:
             codes[0] = ESCALATE
-        return codes
+        return Decision(codes, first_stop(codes == ACCEPT))
 
 
 def small(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
@@ -263,6 +268,17 @@ def test_speedups_on_a_known_machine_are_what_arithmetic_says(tmp_path: Path) ->
             "mean_decode_s": decode_s,
         }
         assert {name: found[arm, name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_judging_what_differs_from_greedy_is_nobodys_time(tmp_path: Path) -> None:
+    """A pass of several seconds after every prompt: the seconds and forwards of all arms are what they are without."""
+    data = measured(tmp_path, Machine(), ORACLE_ARMS | {"slip": partial(Slip)}, limit=4)
+    assert [(one.arm, one.position) for one in data.divergences] == [("slip", 6)] * 4
+    for sample in data.samples:
+        assert sample.prefill_s == pytest.approx(10.0, rel=1e-12)
+        assert sample.decode_s == pytest.approx((DECODE_S | {"slip": 8.0})[sample.arm], rel=1e-12)
+    forwards = [sum(block.full_forwards for block in s.generation.blocks) for s in data.samples if s.arm == BASELINE]
+    assert forwards == [8] * 4
 
 
 def test_a_drafters_own_prefill_counts_end_to_end(tmp_path: Path) -> None:

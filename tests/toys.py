@@ -47,6 +47,11 @@ def tiers_of(model: Model | Transformer, capacity: int = 256) -> Tiers:
     return Tiers(transformer, KVCache(transformer.spec, capacity, transformer.dtype, transformer.device))
 
 
+def drafted(ids: Sequence[int], probs: torch.Tensor | None = None) -> Draft:
+    """A draft of these tokens, on the CPU."""
+    return Draft(torch.tensor(ids, dtype=torch.long), probs)
+
+
 class Scripted:
     """Drafts the next tokens of a fixed continuation, each wrong with probability ``noise`` (seeded)."""
 
@@ -65,7 +70,7 @@ class Scripted:
         for index in range(len(block)):
             if float(torch.rand(1, generator=self.generator)) < self.noise:
                 block[index] = (block[index] + 1) % self.vocab_size
-        return Draft(tuple(block))
+        return drafted(block)
 
 
 def scripted(script: Sequence[int], noise: float, vocab_size: int, seed: int) -> DrafterFactory:
@@ -96,7 +101,7 @@ class Mixed:
         cut = next(self.cuts)
         if cut < len(block):
             block[cut] = (block[cut] + 1) % self.vocab_size
-        return Draft(tuple(block))
+        return drafted(block)
 
 
 class BytesOf(ByteTokenizer):

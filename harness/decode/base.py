@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from harness.model.tiers import Tier, Tiers
+from harness.model.transfer import to_host
 from harness.records import BlockTrace, Generation, Route, StopReason
 from harness.sampling import Chooser, Sampling
 
@@ -158,5 +161,6 @@ def clipped(block: Block, start: int, emitted: int, draft: int, slim: int, full:
 
 def plain_step(full: Tier, sampling: Sampling, tokens: Sequence[int], asked: int, chooser: Chooser) -> Block:
     """One autoregressive step of the full verifier: the baseline, and every method's answer to an empty draft."""
-    probs = sampling.warp(full.forward(tokens, rows=1))
-    return Block(tokens=(chooser.draw(probs[0]),), asked=asked)
+    law = sampling.law(full.forward(tokens, rows=1))
+    (token,) = to_host(law.draw(torch.zeros((), dtype=torch.long, device=full.model.device), chooser))
+    return Block(tokens=(token,), asked=asked)

@@ -1,21 +1,29 @@
-"""Gates: the slim verifier's distributions over a block -> a route for each drafted token.
+"""Gates: the slim verifier's scores over a block -> a route for each drafted token.
 
 M' is the largest probability of the slim verifier at a position; a gate of the paper reads the confidence ratio
-q'(v)/M' of the drafted token v (VIA-SD, App. B). Routes travel as integer codes, indices into ``ROUTES``.
+q'(v)/M' of the drafted token v (VIA-SD, App. B). Scores are logits or log-probabilities: the ratio is the same, and
+needs no softmax. Routes travel as integer codes, indices into ``ROUTES``.
 """
 
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.errors import UserError
+from harness.kernels.gate import ESCALATE, route_block
 from harness.records import Route
 
 ROUTES = (Route.ACCEPT, Route.REGENERATE, Route.ESCALATE)
-ACCEPT, REGENERATE, ESCALATE = range(3)
+
+
+class Decision(NamedTuple):
+    """The route of every drafted token, and the first position that is not accepted, G if there is none."""
+
+    codes: Int[Tensor, "G"]
+    stop: Int[Tensor, ""]
 
 
 @runtime_checkable
@@ -28,7 +36,7 @@ class Gate(Protocol):
     @property
     def reachable(self) -> frozenset[Route]: ...
 
-    def __call__(self, slim_probs: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Int[Tensor, "G"]: ...
+    def __call__(self, scores: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Decision: ...
 
 
 class Thresholds:
@@ -49,15 +57,9 @@ class Thresholds:
         # A ratio lies between 0 and 1, so accepting and escalating are always possible for thresholds inside (0, 1).
         return frozenset(ROUTES) if self.keep_at < self.accept_at else frozenset((Route.ACCEPT, Route.ESCALATE))
 
-    def __call__(self, slim_probs: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Int[Tensor, "G"]:
-        drafted = slim_probs.gather(-1, tokens[:, None])[:, 0]
-        largest = slim_probs.amax(dim=-1)
-        # Compared as products: a division would round a ratio of exactly the threshold to either side.
-        return torch.where(
-            drafted >= self.keep_at * largest,
-            torch.where(drafted >= self.accept_at * largest, ACCEPT, REGENERATE),
-            ESCALATE,
-        )
+    def __call__(self, scores: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Decision:
+        routed = route_block(scores, tokens, self.accept_at, self.keep_at)
+        return Decision(routed.codes, routed.stop)
 
 
 class Strictness(Thresholds):
@@ -92,8 +94,8 @@ class AlwaysEscalate:
     name = "always_escalate"
     reachable = frozenset((Route.ESCALATE,))
 
-    def __call__(self, slim_probs: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Int[Tensor, "G"]:
-        return torch.full_like(tokens, ESCALATE)
+    def __call__(self, scores: Float[Tensor, "G V"], tokens: Int[Tensor, "G"]) -> Decision:
+        return Decision(torch.full_like(tokens, ESCALATE), torch.zeros_like(tokens[0]))
 
 
 def check_open_interval(**values: float) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from harness.decode.accept import first_stop, keep_probability, residual
+from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
 from harness.drafters.base import Drafter
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
+from harness.model.transfer import to_host
 from harness.records import Route
 from harness.sampling import Chooser, Sampling
 
@@ -46,20 +47,20 @@ class Speculative:
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
         asked = min(self.gamma, remaining - 1)  # the full verifier adds a token to whatever is kept
         draft = self.drafter.draft(tokens, asked, chooser)
-        drafted = len(draft.tokens)
+        drafted = len(draft)
         if not drafted:
             return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
-        full_probs = self.sampling.warp(self.tiers.full.forward((*tokens, *draft.tokens), rows=drafted + 1))
-        kept = first_stop(chooser.accept(keep_probability(full_probs[:drafted], draft)))
-        bonus = kept == drafted
-        last = chooser.draw(full_probs[drafted] if bonus else residual(full_probs[kept], draft, kept))
+        law = self.sampling.law(self.tiers.full.forward(tokens, drafted + 1, draft.tokens))
+        stop = first_stop(chooser.accept(keep_probability(law, draft)))
+        last = law.replace(draft.probs, draft.tokens, stop, chooser)
+        *drafts, kept, last_token = to_host(draft.tokens, stop, last)
         return Block(
-            tokens=(*draft.tokens[:kept], last),
+            tokens=(*drafts[:kept], last_token),
             asked=asked,
             drafted=drafted,
             routes=(Route.ESCALATE,) * min(kept + 1, drafted),
             kept=kept,
-            bonus=bonus,
+            bonus=kept == drafted,
         )
 
 

@@ -3,19 +3,21 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from harness.decode.accept import first_stop, keep_probability, residual
+from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
-from harness.decode.gate import ACCEPT, ESCALATE, REGENERATE, Gate, routes_of
+from harness.decode.gate import Gate, routes_of
 from harness.decode.speculative import check_gamma
-from harness.drafters.base import Drafter
+from harness.drafters.base import Draft, Drafter
 from harness.errors import UserError
+from harness.kernels.gate import ACCEPT, ESCALATE, REGENERATE
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
+from harness.model.transfer import to_host
 from harness.records import Route
-from harness.sampling import Chooser, Sampling, widen
+from harness.sampling import Chooser, Sampling
 
 GATE_PROBS = ("raw", "warped")
 
@@ -85,36 +87,57 @@ class ViaSD:
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
         asked = min(self.gamma, remaining)
         draft = self.drafter.draft(tokens, asked, chooser)
-        drafted = len(draft.tokens)
+        drafted = len(draft)
         if not drafted:
             return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
-        scored = (*tokens, *draft.tokens[:-1])  # the last draft needs no successor: there is no bonus
-        slim_logits = self.slim.forward(scored, rows=drafted)
-        codes = self.gate(self.read_by_gate(slim_logits), torch.tensor(draft.tokens, device=slim_logits.device))
-        keep = codes == ACCEPT
-        kept = first_stop(keep)
-        full_probs = None
-        if kept < drafted and codes[kept] == ESCALATE:
-            full_probs = self.sampling.warp(self.tiers.full.forward(scored, rows=drafted))
-            keep = keep | ((codes == ESCALATE) & chooser.accept(keep_probability(full_probs, draft)))
-            kept = first_stop(keep)
-        correction: tuple[int, ...] = ()
-        if kept < drafted:
-            if codes[kept] == REGENERATE:
-                correction = (chooser.draw(self.sampling.warp(slim_logits[kept : kept + 1])[0]),)
-            else:
-                assert full_probs is not None
-                correction = (chooser.draw(residual(full_probs[kept], draft, kept)),)
+        # The last draft needs no successor, as there is no bonus, and is processed by neither verifier.
+        slim_logits = self.slim.forward(tokens, drafted, draft.tokens[:-1])
+        codes, stop = self.gate(self.read_by_gate(slim_logits), draft.tokens)
+        wanted = codes.take(stop.clamp(max=drafted - 1)) == REGENERATE
+        regenerated = self.regenerate(slim_logits, stop.where(wanted, drafted), chooser)
+        *read, kept, last = to_host(draft.tokens, codes, stop, regenerated)
+        drafts, known = read[:drafted], read[drafted:]
+        if kept < drafted and known[kept] == ESCALATE:
+            kept, last = self.escalate(tokens, draft, codes, known, slim_logits, chooser)
         return Block(
-            tokens=(*draft.tokens[:kept], *correction),
+            tokens=(*drafts[:kept], *([last] if kept < drafted else [])),
             asked=asked,
             drafted=drafted,
-            routes=routes_of(codes[: kept + 1].tolist()),
+            routes=routes_of(known[: kept + 1]),
             kept=kept,
         )
 
+    def escalate(
+        self,
+        tokens: Sequence[int],
+        draft: Draft,
+        codes: Int[Tensor, "G"],
+        known: Sequence[int],
+        slim_logits: Float[Tensor, "G V"],
+        chooser: Chooser,
+    ) -> tuple[int, int]:
+        """Score the block with the full verifier; how many drafts are kept, and the token that follows them if any.
+
+        ``known`` are the ``codes`` on the host. Drafts end at the first one that is regenerated, whatever comes behind.
+        """
+        full = self.sampling.law(self.tiers.full.forward(tokens, len(draft), draft.tokens[:-1]))
+        kept = (codes == ACCEPT) | ((codes == ESCALATE) & chooser.accept(keep_probability(full, draft)))
+        stop = first_stop(kept)
+        refused = stop < (known.index(REGENERATE) if REGENERATE in known else len(draft))
+        last = full.replace(draft.probs, draft.tokens, stop.where(refused, len(draft)), chooser)
+        if REGENERATE in known:
+            last = torch.where(refused, last, self.regenerate(slim_logits, stop.where(~refused, len(draft)), chooser))
+        kept_drafts, token = to_host(stop, last)
+        return kept_drafts, token
+
+    def regenerate(
+        self, slim_logits: Float[Tensor, "G V"], place: Int[Tensor, ""], chooser: Chooser
+    ) -> Int[Tensor, "1"]:
+        """A token from the slim verifier's distribution at ``place``; any, for certain, where that is G."""
+        last = len(slim_logits) - 1
+        law = self.sampling.law(slim_logits.index_select(0, place.clamp(max=last)[None]))
+        return law.draw((place > last).long(), chooser)
+
     def read_by_gate(self, slim_logits: Float[Tensor, "G V"]) -> Float[Tensor, "G V"]:
-        """The slim distributions the gate sees."""
-        if self.gate_probs == "warped":
-            return self.sampling.warp(slim_logits)
-        return torch.softmax(widen(slim_logits), dim=-1)
+        """The scores that the gate sees: logits, or logarithms of what is sampled from."""
+        return self.sampling.warp(slim_logits).log() if self.gate_probs == "warped" else slim_logits

@@ -6,6 +6,7 @@ from harness.drafters.base import Draft
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tiers
+from harness.model.transfer import to_device
 from harness.sampling import Chooser, Sampling
 
 
@@ -22,12 +23,17 @@ class PromptLookup:
         if not 1 <= min_ngram <= max_ngram:
             raise UserError(f"prompt_lookup: want 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}.")
         self.name = "prompt_lookup"
+        self.device = tiers.model.device
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+        return Draft(to_device(self.continuation(tokens, count), self.device))
+
+    def continuation(self, tokens: Sequence[int], count: int) -> Sequence[int]:
+        """Up to ``count`` tokens that followed the longest match."""
         if count < 1:
-            return Draft(())
+            return ()
         end = len(tokens)
         best: tuple[int, int] = (self.min_ngram - 1, -1)  # matched length, where the continuation begins
         last = tokens[-1]
@@ -42,4 +48,4 @@ class PromptLookup:
                 if matched == self.max_ngram:
                     break
         begin = best[1]
-        return Draft(tuple(tokens[begin : begin + count]) if begin > 0 else ())
+        return tokens[begin : begin + count] if begin > 0 else ()

@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.errors import UserError
 from harness.model.checkpoint import HUB_ID, Checkpoint, hub_folder, local_folder, read_json, weight_files
 from harness.model.embedded import NAME, embedded_folder
+from harness.model.linear import pack
 from harness.model.slim import LayerMask, read_mask
 from harness.model.spec import ModelSpec
 from harness.model.tokenizer import HFTokenizer, Tokenizer
@@ -22,7 +23,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class Model:
     """A full verifier ready to run, with its tokenizer and the layers its slim tier keeps.
 
-    ``name`` goes into every record, ``slug`` into file names; ``mask_name`` says where the mask came from.
+    ``name`` goes into every record, ``slug`` into file names; ``mask_name`` says where the mask came from; ``folder``
+    is the checkpoint's, None of a model that was made here.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Model:
     slim_mask: LayerMask | None
     mask_name: str | None
     slug: str = "model"
+    folder: Path | None = None
 
 
 def load_model(
@@ -56,14 +59,10 @@ def load_model(
     Raises:
         UserError: anything missing, unsupported or mismatched.
     """
-    if threads is not None:
-        if threads < 1:
-            raise UserError(f"model.threads={threads}: want at least 1, or null for torch's choice.")
-        torch.set_num_threads(threads)
-    if devices is not None and device != "auto":
-        raise UserError(f"model.device={device} and model.devices={list(devices)}: set one of them alone.")
+    set_threads(threads)
+    places = one_or_several(device, devices)
     folder, name = find_checkpoint(full, revision, notify)
-    transformer = load_transformer(folder, dtype, device if devices is None else devices)
+    transformer = load_transformer(folder, dtype, places)
     tokenizer = load_tokenizer(folder, transformer.spec)
     mask = None if slim_mask is None else read_mask(slim_mask, transformer.spec.layers)
     return Model(
@@ -73,6 +72,7 @@ def load_model(
         slim_mask=mask,
         mask_name=None if mask is None else str(slim_mask),
         slug="embedded" if full == "embedded" else Path(full).expanduser().resolve().name,  # of a hub id, the name
+        folder=folder,
     )
 
 
@@ -113,12 +113,11 @@ def load_transformer(folder: Path, dtype: str, device: str | Sequence[str] = "au
     Raises:
         UserError: a missing file, a missing, extra or misshapen weight, an unknown dtype or device.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r} is not known; one of {', '.join(DTYPES)}.")
-    places = [resolve_device(name) for name in ([device] if isinstance(device, str) else device)]
+    kind = known_dtype(dtype)
+    places = resolve_devices(device)
     spec = read_spec(folder)
     with Checkpoint(folder) as checkpoint:
-        return Transformer(spec, WeightReader(spec, checkpoint, DTYPES[dtype]).read(places))
+        return Transformer(spec, WeightReader(spec, checkpoint, kind).read(places))
 
 
 Shape = tuple[int, ...]
@@ -212,6 +211,7 @@ class WeightReader:
 
     def layer(self, index: int, place: torch.device) -> LayerWeights:
         parts = {field: self.fill(stack, place) for field, stack in matrices(self.spec, index).items()}
+        parts |= {field: pack(part) for field, part in parts.items() if part.dim() == 2}
         gains = {field: self.gain(part, place) for field, part in norms(self.spec, index).items()}
         if self.spec.qk_norm:
             heads = (self.spec.heads, self.spec.kv_heads)
@@ -240,6 +240,34 @@ def spread(layers: int, places: Sequence[torch.device]) -> list[torch.device]:
     if not 0 < len(places) <= layers:
         raise UserError(f"model.devices names {len(places)} devices: want 1 to {layers}, one for each layer at most.")
     return [places[index * len(places) // layers] for index in range(layers)]
+
+
+def set_threads(threads: int | None) -> None:
+    """CPU threads of this process; None leaves torch's choice."""
+    if threads is not None:
+        if threads < 1:
+            raise UserError(f"model.threads={threads}: want at least 1, or null for torch's choice.")
+        torch.set_num_threads(threads)
+
+
+def known_dtype(dtype: str) -> torch.dtype:
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is not known; one of {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def one_or_several(device: str, devices: Sequence[str] | None) -> str | Sequence[str]:
+    """``devices`` where it is given, in which case ``device`` must have been left alone."""
+    if devices is None:
+        return device
+    if device != "auto":
+        raise UserError(f"model.device={device} and model.devices={list(devices)}: set one of them alone.")
+    return devices
+
+
+def resolve_devices(device: str | Sequence[str]) -> list[torch.device]:
+    """The device of each name."""
+    return [resolve_device(name) for name in ([device] if isinstance(device, str) else device)]
 
 
 def resolve_device(device: str) -> torch.device:

@@ -29,14 +29,18 @@ def frequencies(rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.dev
 
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Float[Tensor, "P D2"], Float[Tensor, "P D2"]]:
-    """Cosine and sine of position times frequency, for every position of the model."""
+) -> tuple[Float[Tensor, "P D"], Float[Tensor, "P D"]]:
+    """Cosine and sine of position times frequency for every position of the model, laid out for ``rotate``."""
     turned = frequencies(rope, head_dim, dtype, device)
     angle = torch.arange(positions, dtype=dtype, device=device)[:, None] * turned
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def rotate(x: Float[Tensor, "N S D"], cos: Float[Tensor, "S D2"], sin: Float[Tensor, "S D2"]) -> Float[Tensor, "N S D"]:
-    """Rotary embedding, first half against second half of each head, in the dtype of the table."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def rotate(x: Float[Tensor, "N S D"], cos: Float[Tensor, "S D"], sin: Float[Tensor, "S D"]) -> Float[Tensor, "N S D"]:
+    """Rotary embedding, first half against second half of each head, in the dtype of the table.
+
+    With halves (a, b): (a cos - b sin, b cos + a sin).
+    """
+    wide = x.to(cos.dtype)
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)

@@ -53,6 +53,13 @@ def evenly_spaced(depth: int, skip_ratio: float) -> LayerMask:
     return LayerMask(tuple(index not in drop for index in range(depth)))
 
 
+def mask_or_evenly_spaced(mask: str | Sequence[int] | None, depth: int, skip_ratio: float) -> tuple[LayerMask, str]:
+    """``mask`` as ``read_mask`` has it, evenly spaced where there is none; and what records call it."""
+    if mask is None:
+        return evenly_spaced(depth, skip_ratio), f"evenly spaced, skip {skip_ratio}"
+    return read_mask(mask, depth), str(mask)
+
+
 def read_mask(mask: str | Path | Sequence[int], depth: int) -> LayerMask:
     """A mask from a file written by ``job=search`` or a list of kept layer indices.
 

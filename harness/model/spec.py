@@ -60,6 +60,9 @@ NEEDED = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("rms_norm_eps", "max_position_embeddings"),
 )
+COUNTS = (*(key for key in NEEDED if key != "rms_norm_eps"), "num_key_value_heads", "head_dim")
+"""Keys that hold a whole number of at least 1 wherever they hold anything."""
+
 SUPPORTED = tuple(DEFAULTS)
 """Values of ``model_type`` whose architecture the transformer implements."""
 
@@ -175,6 +178,9 @@ class ModelSpec:
         absent = [key for key in NEEDED if key not in config]
         if absent:
             raise UserError(f"{name}: config.json has no {', '.join(absent)}.")
+        for key in COUNTS:
+            if (got := config.get(key)) is not None and (type(got) is not int or got < 1):
+                raise UserError(f"{name}: {key}={got!r} makes no sense: want a whole number of at least 1.")
         try:
             return _read(kind, {**COMMON, **DEFAULTS[kind], **config}, name)
         except KeyError as error:

@@ -1,28 +1,56 @@
 """Tiers: whose forward runs, over which layers, with which cache. Only this module knows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.model.cache import CacheView, KVCache, Tail
+from harness.model.replay import Replay
+from harness.model.transfer import to_device
 from harness.model.transformer import Transformer
+
+Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Logits [1, V] and a uniform number [] -> a token [1] and the distribution [1, V] it was drawn from."""
+
+GRAPH_STEP = 8
+"""Forwards of up to this many tokens have a graph each, longer ones are padded to a multiple of it."""
+
+LONGEST_GRAPH = 64
+"""Tokens up to which there are graphs; catching up with more is rare."""
 
 
 class Tier:
     """A model forward over some layers, with a cache of its own or a provisional tail.
 
-    ``forwards`` counts calls, prefill excluded; ``seconds`` is the time in them, which means something on a CPU only:
-    an accelerator runs ahead of the clock, and waiting for it would cost time.
+    ``block``: run every forward at this number of rows, the last ones padding, over the whole cache, masked. Then
+    nothing depends on how many tokens there are, nor on where a token stands in its block. ``graphs``: replay CUDA
+    graphs, one for each number of rows. Neither changes what is computed but for rounding.
+
+    ``forwards`` counts forwards that were asked for, prefill excluded; ``seconds`` is the time in them, which means
+    something on a CPU only: an accelerator runs ahead of the clock, and waiting for it would cost time.
     """
 
-    def __init__(self, name: str, model: Transformer, cache: CacheView, layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Transformer,
+        cache: CacheView,
+        layers: Sequence[int],
+        block: int | None = None,
+        graphs: bool = False,
+    ) -> None:
         self.name = name
         self.model = model
         self.cache = cache
         self.layers = tuple(layers)
+        self.block = block
+        self.graphs = graphs and [device.type for device in model.devices] == ["cuda"]
+        self.replays: dict[tuple[int, ...], Replay] = {}
         self.forwards = 0
         self.seconds = 0.0
 
@@ -31,41 +59,135 @@ class Tier:
         """Positions of the sequence this tier has processed."""
         return self.cache.length
 
-    def forward(self, sequence: Sequence[int], rows: int) -> Float[Tensor, "R V"]:
-        """Catch up with ``sequence`` in one call; return the logits after each of its last ``rows`` tokens.
+    def forward(
+        self, sequence: Sequence[int], rows: int, drafts: Int[Tensor, "G"] | None = None
+    ) -> Float[Tensor, "R V"]:
+        """Catch up with ``sequence`` and ``drafts`` behind it in one call; return the logits after the last ``rows``.
 
         Raises:
             ValueError: ``rows`` reaches back to tokens already processed, whose logits are gone.
         """
         begun = perf_counter()
-        fresh = sequence[self.length :]
-        if rows > len(fresh):
-            raise ValueError(f"{self.name}: {rows} rows wanted, {len(fresh)} tokens are new")
-        tokens = torch.tensor(fresh, dtype=torch.long, device=self.model.input_device)
-        logits = self.model.forward(tokens, self.cache, self.layers, rows)
+        tokens = self.fresh(sequence, drafts)
+        if rows > len(tokens):
+            raise ValueError(f"{self.name}: {rows} rows wanted, {len(tokens)} tokens are new")
+        if self.block is None and not (self.graphs and len(tokens) <= LONGEST_GRAPH):
+            logits = self.model.forward(tokens, self.cache, self.layers, rows)
+        else:
+            logits = self.fixed_forward(tokens, rows)
         self.forwards += 1
         self.seconds += perf_counter() - begun
         return logits
 
+    def fresh(self, sequence: Sequence[int], drafts: Int[Tensor, "G"] | None) -> Int[Tensor, "S"]:
+        """What this tier has not processed yet, on the model's first device."""
+        tokens = to_device(sequence[self.length :], self.model.input_device)
+        if drafts is None:
+            return tokens
+        behind = drafts[max(0, self.length - len(sequence)) :].to(self.model.input_device)
+        return torch.cat((tokens, behind)) if len(tokens) else behind
+
+    def fixed_forward(self, tokens: Int[Tensor, "S"], rows: int) -> Float[Tensor, "R V"]:
+        """In blocks of one shape, the short one first, so that the last one has all the rows that are wanted."""
+        size = self.block or padded_size(len(tokens))
+        for end in range((len(tokens) - 1) % size + 1, len(tokens) + 1, size):
+            chunk = tokens[max(0, end - size) : end]
+            start = self.cache.begin(size)
+            self.model.check_positions(start + len(chunk))
+            logits = self.replayed((size,), self.padded, chunk_of(chunk, size), scalar(start, tokens.device))
+            self.cache.append(len(chunk))
+        return logits[len(chunk) - rows : len(chunk)]
+
+    def padded(self, tokens: Int[Tensor, "S"], start: Int[Tensor, ""]) -> Float[Tensor, "S V"]:
+        return self.model.fixed_forward(tokens, start, self.cache.layers, self.layers)
+
+    def extend(
+        self, sequence: Sequence[int], count: int, pick: Pick, uniforms: Float[Tensor, "G"]
+    ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+        """Draft ``count`` tokens, at least 1, one by one; return them and what they were drawn from.
+
+        With graphs all forwards and draws together are one graph. The last draft itself is not processed.
+        """
+        if self.graphs and self.block is None:
+            return self.extend_by_graph(sequence, count, pick, uniforms)
+        drafts: list[Tensor] = []
+        probs: list[Tensor] = []
+        for uniform in uniforms[:count]:
+            token, drawn_from = pick(self.forward(sequence, 1, torch.cat(drafts) if drafts else None), uniform)
+            drafts.append(token)
+            probs.append(drawn_from)
+        return torch.cat(drafts), torch.cat(probs)
+
+    def extend_by_graph(
+        self, sequence: Sequence[int], count: int, pick: Pick, uniforms: Float[Tensor, "G"]
+    ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+        tokens = self.fresh(sequence, None)
+        written = len(tokens) + count - 1
+        start = self.cache.begin(written)
+        self.model.check_positions(start + written)
+
+        def whole(
+            tokens: Int[Tensor, "S"], start: Int[Tensor, ""], uniforms: Float[Tensor, "G"]
+        ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+            drafts: list[Tensor] = []
+            probs: list[Tensor] = []
+            for uniform in uniforms:
+                token, drawn_from = pick(self.padded(tokens, start)[-1:], uniform)
+                drafts.append(token)
+                probs.append(drawn_from)
+                start = start + len(tokens)
+                tokens = token
+            return torch.cat(drafts), torch.cat(probs)
+
+        key = (len(tokens), count)
+        drafts, probs = self.replayed(key, whole, tokens, scalar(start, tokens.device), uniforms[:count])
+        self.cache.append(written)
+        self.forwards += count
+        return drafts, probs
+
+    def replayed(self, key: tuple[int, ...], function: Callable[..., object], *inputs: Tensor) -> Any:
+        """``function`` called, or its graph replayed where there are graphs; ``key`` are the sizes of its inputs."""
+        if not self.graphs:
+            return function(*inputs)
+        if key not in self.replays:
+            self.replays[key] = Replay(function, *inputs)
+        return self.replays[key](*inputs)
+
     def prefill(self, sequence: Sequence[int]) -> None:
         """Process ``sequence`` from where the cache ends, without logits; not counted as a forward."""
-        fresh = sequence[self.length :]
-        if fresh:
-            tokens = torch.tensor(fresh, dtype=torch.long, device=self.model.input_device)
+        tokens = to_device(sequence[self.length :], self.model.input_device)
+        if len(tokens):
             self.model.prefill(tokens, self.cache, self.layers)
+
+
+def chunk_of(tokens: Int[Tensor, "S"], size: int) -> Int[Tensor, "B"]:
+    """``tokens`` and as much padding behind them as makes ``size``."""
+    return F.pad(tokens, (0, size - len(tokens)))
+
+
+def padded_size(count: int) -> int:
+    """Rows of the graph that takes ``count`` tokens."""
+    return count if count <= GRAPH_STEP else -(-count // GRAPH_STEP) * GRAPH_STEP
+
+
+def scalar(value: int, device: torch.device) -> Int[Tensor, ""]:
+    return torch.full((), value, dtype=torch.long, device=device)
 
 
 class Tiers:
     """The full verifier and every other tier of one arm, rolled back together.
 
     Tiers made by ``provisional`` run fewer layers of the full verifier over its committed cache entries
-    (``shared`` cache mode); ``independent`` ones have their own model and cache.
+    (``shared`` cache mode); ``independent`` ones have their own model and cache. ``block`` and ``graphs`` are those of
+    each tier; a cache needs room for ``block``, or with graphs ``GRAPH_STEP``, positions more than the sequence has.
     """
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, block: int | None = None, graphs: bool = False) -> None:
         self.model = model
         self.cache = cache
-        self.full = Tier("full", model, cache, range(model.spec.layers))
+        self.block = block
+        self.graphs = graphs
+        self.full = Tier("full", model, cache, range(model.spec.layers), block, graphs)
         self.others: list[Tier] = []
 
     @property
@@ -78,13 +200,13 @@ class Tiers:
         return tuple(tier for tier in self.every if not isinstance(tier.cache, Tail))
 
     def provisional(self, name: str, layers: Sequence[int]) -> Tier:
-        tier = Tier(name, self.model, Tail(self.cache), layers)
+        tier = Tier(name, self.model, Tail(self.cache), layers, self.block, self.graphs)
         self.others.append(tier)
         return tier
 
     def independent(self, name: str, model: Transformer) -> Tier:
         cache = model.new_cache(self.cache.capacity)
-        tier = Tier(name, model, cache, range(model.spec.layers))
+        tier = Tier(name, model, cache, range(model.spec.layers), self.block, self.graphs)
         self.others.append(tier)
         return tier
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.model.cache import CacheView, KVCache
+from harness.model.linear import linear, pack
 from harness.model.rotary import rotary_table, rotate
 from harness.model.spec import ModelSpec
 
@@ -61,11 +62,15 @@ class Weights:
 
 
 class Sight(NamedTuple):
-    """What layers of one kind share in one forward: the first key they see, their angles, their mask. None: not any."""
+    """What layers of one kind share in one forward.
 
-    first: int
-    cos: Float[Tensor, "S D2"] | None
-    sin: Float[Tensor, "S D2"] | None
+    ``new`` are the positions to write, ``seen`` the keys to look at; angles and mask are None where there are none.
+    """
+
+    new: slice | Int[Tensor, "S"]
+    seen: slice
+    cos: Float[Tensor, "S D"] | None
+    sin: Float[Tensor, "S D"] | None
     mask: Float[Tensor, "S T"] | None
 
 
@@ -74,18 +79,34 @@ class LayerKind:
     """What layers have in common besides their weights' shapes: window, rotary table of every position, device."""
 
     window: int | None
-    table: tuple[Float[Tensor, "P D2"], Float[Tensor, "P D2"]] | None
+    table: tuple[Float[Tensor, "P D"], Float[Tensor, "P D"]] | None
     dtype: torch.dtype
     device: torch.device
 
     def sight(self, start: int, count: int) -> Sight:
-        """For ``count`` new positions from ``start`` on."""
+        """For ``count`` new positions from ``start`` on: no more keys than those there are."""
         end = start + count
         first = 0 if self.window is None else max(0, start + 1 - self.window)
-        mask = causal_mask(count, end - first, self.window, self.dtype, self.device) if count > 1 else None
+        mask = None
+        if count > 1:
+            places = torch.arange(first, end, device=self.device)
+            mask = causal_mask(places[start - first :], places, self.window, self.dtype)
+        new = slice(start, end)
+        return Sight(new, slice(first, end), *self.angles(new), mask)
+
+    def fixed_sight(self, start: Int[Tensor, ""], count: int, capacity: int) -> Sight:
+        """The same with the start on the device and all ``capacity`` keys, masked: one shape for every start."""
+        places = torch.arange(capacity, device=self.device)
+        new = start.to(self.device) + places[:count]
+        return Sight(new, slice(0, capacity), *self.angles(new), causal_mask(new, places, self.window, self.dtype))
+
+    def angles(self, new: slice | Int[Tensor, "S"]) -> tuple[Float[Tensor, "S D"] | None, Float[Tensor, "S D"] | None]:
         if self.table is None:
-            return Sight(first, None, None, mask)
-        return Sight(first, self.table[0][start:end], self.table[1][start:end], mask)
+            return None, None
+        if isinstance(new, slice):
+            return self.table[0][new], self.table[1][new]
+        within = new.clamp(max=self.table[0].shape[0] - 1)  # rows of padding may lie behind the model's last position
+        return self.table[0].index_select(0, within), self.table[1].index_select(0, within)
 
 
 class Transformer:
@@ -110,11 +131,17 @@ class Transformer:
         self.attn_scale = spec.attn_scale or spec.head_dim**-0.5
         # As published, the factor is rounded to the model's dtype.
         self.embed_scale = spec.embed_scale and torch.tensor(spec.embed_scale, dtype=self.dtype).item()
+        # On a CPU in low precision torch's fused attention is the faster one; it knows no soft-cap.
+        self.fused_attention = spec.attn_softcap is None and self.dtype.itemsize == 2 and self.device.type == "cpu"
 
     def with_vocabulary(self, size: int) -> "Transformer":
-        """The same weights with a head of the first ``size`` rows: padding rows beyond a tokenizer are never drawn."""
+        """The same weights with a head of the first ``size`` rows: padding rows beyond a tokenizer are never drawn.
+
+        The head is packed (``linear.pack``), which is why it can be cut no more than once.
+        """
         narrowed = copy(self)
-        narrowed.weights = replace(self.weights, head=self.weights.head[:size])
+        head = self.weights.head
+        narrowed.weights = replace(self.weights, head=pack(head[:size] if size < len(head) else head))
         return narrowed
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -134,10 +161,41 @@ class Transformer:
         """
         count = tokens.shape[0]
         start = cache.begin(count)
+        self.check_positions(start + count)
+        logits = self.run(tokens, cache.layers, layers, [kind.sight(start, count) for kind in self.kinds], rows)
+        cache.append(count)
+        return logits
+
+    @torch.inference_mode()
+    def fixed_forward(
+        self,
+        tokens: Int[Tensor, "S"],
+        start: Int[Tensor, ""],
+        entries: Sequence[tuple[Tensor, Tensor]],
+        layers: Sequence[int],
+    ) -> Float[Tensor, "S V"]:
+        """As ``forward`` from position ``start`` over keys and values ``entries``; all logits, in shapes for any start.
+
+        Nothing here depends on a value on the device, so that a CUDA graph can hold it. The caller keeps the count.
+        """
+        capacity = entries[0][0].shape[1]
+        sights = [kind.fixed_sight(start, tokens.shape[0], capacity) for kind in self.kinds]
+        return self.run(tokens, entries, layers, sights, tokens.shape[0])
+
+    def check_positions(self, needed: int) -> None:
+        if needed > self.spec.max_positions:
+            raise ValueError(f"the model has {self.spec.max_positions} positions, {needed} are needed")
+
+    def run(
+        self,
+        tokens: Int[Tensor, "S"],
+        entries: Sequence[tuple[Tensor, Tensor]],
+        layers: Sequence[int],
+        sights: Sequence[Sight],
+        rows: int,
+    ) -> Float[Tensor, "R V"]:
+        """The layers, whatever the shapes; ``sights`` has one for each kind of layer."""
         spec, norm, eps, wide = self.spec, self.norm, self.spec.norm_eps, self.compute_dtype
-        if start + count > spec.max_positions:
-            raise ValueError(f"the model has {spec.max_positions} positions, {start + count} are needed")
-        sights = [kind.sight(start, count) for kind in self.kinds]
         several = len(self.devices) > 1
         hidden = F.embedding(tokens, self.weights.embed)  # [S, E]
         if self.embed_scale is not None:
@@ -146,17 +204,16 @@ class Transformer:
             layer = self.weights.layers[index]
             if several:
                 hidden = hidden.to(self.layer_devices[index])
-            keys, values = cache.layers[index]  # [K, P, D]
+            keys, values = entries[index]  # [K, P, D]
             normed = norm(hidden, layer.attn_norm, eps, wide)
-            mixed = self.attend(layer, normed, keys, values, start, sights[self.kind_of[index]])
+            mixed = self.attend(layer, normed, keys, values, sights[self.kind_of[index]])
             hidden = hidden + (mixed if layer.post_attn_norm is None else norm(mixed, layer.post_attn_norm, eps, wide))
             normed = norm(hidden, layer.mlp_norm, eps, wide)
-            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)  # [S, I] each
-            mixed = F.linear(self.activate(gate) * up, layer.down, layer.down_bias)
+            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)  # [S, I] each
+            mixed = linear(self.activate(gate).mul_(up), layer.down, layer.down_bias)
             hidden = hidden + (mixed if layer.post_mlp_norm is None else norm(mixed, layer.post_mlp_norm, eps, wide))
-        cache.append(count)
-        last = hidden[count - rows :]
-        logits = F.linear(norm(last.to(self.device), self.weights.norm, eps, wide), self.weights.head)
+        last = hidden[hidden.shape[0] - rows :]
+        logits = linear(norm(last.to(self.device), self.weights.norm, eps, wide), self.weights.head)
         return logits if spec.logit_softcap is None else softcap_(logits, spec.logit_softcap)
 
     def attend(
@@ -165,34 +222,60 @@ class Transformer:
         normed: Float[Tensor, "S E"],
         keys: Float[Tensor, "K P D"],
         values: Float[Tensor, "K P D"],
-        start: int,
         sight: Sight,
     ) -> Float[Tensor, "S E"]:
         """Grouped-query attention of new positions over the cache, which receives their keys and values."""
         spec = self.spec
         count = normed.shape[0]
-        first, end = sight.first, start + count
         heads = spec.heads + 2 * spec.kv_heads
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(count, heads, spec.head_dim).transpose(0, 1)  # [N, S, D]
+        qkv = linear(normed, layer.qkv, layer.qkv_bias).view(count, heads, spec.head_dim).transpose(0, 1)  # [N, S, D]
         turned = qkv[: spec.heads + spec.kv_heads]
         if layer.qk_norm is not None:
             turned = self.norm(turned, layer.qk_norm, spec.norm_eps, self.compute_dtype)
         if sight.cos is not None and sight.sin is not None:
             turned = rotate(turned, sight.cos, sight.sin)
-        keys[:, start:end] = turned[spec.heads :]
-        values[:, start:end] = qkv[spec.heads + spec.kv_heads :]
-        # Query heads of one group share a key head: fold them into rows of one product.
-        query = turned[: spec.heads].reshape(spec.kv_heads, -1, spec.head_dim)  # [K, H/K*S, D]
-        scores = torch.bmm(query, keys[:, first:end].transpose(1, 2)).to(self.compute_dtype)  # [K, H/K*S, T]
+        keys[:, sight.new] = turned[spec.heads :]
+        values[:, sight.new] = qkv[spec.heads + spec.kv_heads :]
+        attention = self.fused if self.fused_attention else self.grouped
+        mixed = attention(turned[: spec.heads], keys[:, sight.seen], values[:, sight.seen], sight.mask)  # [H, S, D]
+        return linear(mixed.transpose(0, 1).reshape(count, -1), layer.out, layer.out_bias)
+
+    def fused(
+        self,
+        query: Float[Tensor, "H S D"],
+        keys: Float[Tensor, "K T D"],
+        values: Float[Tensor, "K T D"],
+        mask: Float[Tensor, "S T"] | None,
+    ) -> Float[Tensor, "H S D"]:
+        """Torch's fused attention, whose scores are never stored."""
+        return F.scaled_dot_product_attention(
+            query[None],
+            keys[None],
+            values[None],
+            None if mask is None else mask.to(self.dtype),
+            scale=self.attn_scale,
+            enable_gqa=True,
+        )[0]
+
+    def grouped(
+        self,
+        query: Float[Tensor, "H S D"],
+        keys: Float[Tensor, "K T D"],
+        values: Float[Tensor, "K T D"],
+        mask: Float[Tensor, "S T"] | None,
+    ) -> Float[Tensor, "H S D"]:
+        """Two products a layer: query heads of one group share a key head and are folded into its rows."""
+        groups, seen, width = keys.shape
+        count = query.shape[1]
+        folded = query.reshape(groups, -1, width)  # [K, H/K*S, D]
+        scores = torch.bmm(folded, keys.transpose(1, 2)).to(self.compute_dtype)  # [K, H/K*S, T]
         scores *= self.attn_scale
-        if spec.attn_softcap is not None:
-            softcap_(scores, spec.attn_softcap)
-        if sight.mask is not None:
-            scores.view(spec.kv_heads, -1, count, end - first).add_(sight.mask)
+        if self.spec.attn_softcap is not None:
+            softcap_(scores, self.spec.attn_softcap)
+        if mask is not None:
+            scores.view(groups, -1, count, seen).add_(mask)
         weights = torch.softmax(scores, dim=-1).to(self.dtype)
-        mixed = torch.bmm(weights, values[:, first:end])  # [K, H/K*S, D]
-        mixed = mixed.view(spec.heads, count, spec.head_dim).transpose(0, 1).reshape(count, -1)
-        return F.linear(mixed, layer.out, layer.out_bias)
+        return torch.bmm(weights, values).view(-1, count, width)
 
     def prefill(self, tokens: Int[Tensor, "S"], cache: CacheView, layers: Sequence[int]) -> None:
         """Fill ``cache`` with ``tokens`` in chunks, without computing logits."""
@@ -204,18 +287,20 @@ def rms_norm(
     x: Float[Tensor, "*rows E"], gain: Float[Tensor, "*every E"], eps: float, compute_dtype: torch.dtype
 ) -> Float[Tensor, "*rows E"]:
     """Root-mean-square norm in ``compute_dtype``, cast back before the gain (as Llama does)."""
-    wide = x.to(compute_dtype)
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * gain
+    return normalised(x.to(compute_dtype), eps).to(x.dtype) * gain
 
 
 def offset_rms_norm(
     x: Float[Tensor, "*rows E"], gain: Float[Tensor, "*every E"], eps: float, compute_dtype: torch.dtype
 ) -> Float[Tensor, "*rows E"]:
     """As ``rms_norm``, cast back after the gain, which is in ``compute_dtype`` too (as Gemma does)."""
-    wide = x.to(compute_dtype)
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale * gain).to(x.dtype)
+    return (normalised(x.to(compute_dtype), eps) * gain).to(x.dtype)
+
+
+def normalised(x: Float[Tensor, "*rows E"], eps: float) -> Float[Tensor, "*rows E"]:
+    """x / sqrt(mean(x^2) + eps), in few calls: on a CPU a call costs more than the arithmetic on one row."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.rsqrt(length.square().mul_(1 / x.shape[-1]).add_(eps))
 
 
 def softcap_(x: Float[Tensor, "*shape"], cap: float) -> Float[Tensor, "*shape"]:
@@ -242,14 +327,12 @@ def layer_kinds(
 
 
 def causal_mask(
-    count: int, seen: int, window: int | None, dtype: torch.dtype, device: torch.device
+    queries: Int[Tensor, "S"], keys: Int[Tensor, "T"], window: int | None, dtype: torch.dtype
 ) -> Float[Tensor, "S T"]:
-    """0 where a query may look, -inf where it may not.
+    """0 where a query may look, -inf where it may not; both are given by their positions.
 
-    The ``count`` queries are the last of ``seen`` positions. Each sees itself and what is before it, of that no more
-    than the last ``window`` positions.
+    Each sees itself and what is before it, of that no more than the last ``window`` positions.
     """
-    mask = torch.full((count, seen), float("-inf"), dtype=dtype, device=device).triu_(seen - count + 1)
-    if window is not None and seen > window:
-        mask += torch.full_like(mask, float("-inf")).tril_(seen - count - window)
-    return mask
+    apart = queries[:, None] - keys  # [S, T]
+    hidden = apart < 0 if window is None else (apart < 0) | (apart >= window)
+    return torch.zeros(apart.shape, dtype=dtype, device=apart.device).masked_fill_(hidden, float("-inf"))

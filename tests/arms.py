@@ -1,0 +1,51 @@
+"""Every drafter with every method on one small model, for tests that compare ways of running them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from harness.decode.base import Decoder, Method, StopRule
+from harness.decode.gate import AlwaysEscalate, Strictness
+from harness.decode.speculative import Speculative
+from harness.decode.via_sd import ViaSD
+from harness.drafters.prompt_lookup import PromptLookup
+from harness.drafters.self_skip import SelfSkip
+from harness.model.load import Model
+from harness.model.random_weights import random_transformer
+from harness.model.slim import LayerMask
+from harness.model.tiers import Tiers
+from harness.model.tokenizer import ByteTokenizer
+from harness.model.toy import toy_spec
+from harness.sampling import RandomChooser, Sampling
+from tests.toys import CPU, DrafterFactory, scripted, small_lm
+
+CAPACITY, VOCAB, PROMPT = 96, 97, (1, 2, 3, 1, 2)
+DRAFTERS: dict[str, Callable[[Model, Sequence[int]], DrafterFactory]] = {
+    "prompt_lookup": lambda model, script: lambda t, s, m: PromptLookup(t, s, m),
+    "self_skip": lambda model, script: partial(SelfSkip, mask=[0, 2]),
+    "small_lm": lambda model, script: small_lm(random_transformer(model.transformer.spec, 5, model.transformer.dtype)),
+    "scripted": lambda model, script: scripted(script, 0.3, VOCAB, 0),
+}
+METHODS: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] = {
+    "speculative": lambda tiers, model, drafter, sampling: Speculative(tiers, sampling, model, 5, drafter),
+    "always_escalate": lambda tiers, model, drafter, sampling: ViaSD(
+        tiers, sampling, model, 5, drafter, AlwaysEscalate()
+    ),
+    "via_sd": lambda tiers, model, drafter, sampling: ViaSD(tiers, sampling, model, 5, drafter, Strictness()),
+}
+
+
+def model_of(seed: int, dtype: torch.dtype) -> Model:
+    transformer = random_transformer(toy_spec(vocab_size=VOCAB, layers=4), seed, dtype, 0.5, 2.0)
+    return Model("toy", transformer, ByteTokenizer(), LayerMask.of([0, 1, 3], 4), "test")
+
+
+def tiers_with(model: Model, block: int | None, graphs: bool) -> Tiers:
+    return Tiers(model.transformer, model.transformer.new_cache(CAPACITY), block, graphs)
+
+
+def output(method: Method, seed: int = 0) -> tuple[int, ...]:
+    decoder = Decoder(method)
+    decoder.prefill(PROMPT)
+    return decoder.decode(StopRule(40), RandomChooser(seed, CPU)).token_ids
