@@ -17,7 +17,7 @@ import numpy as np
 import scipy.stats
 
 from harness.errors import UserError
-from harness.records import SampleRecord
+from harness.records import Divergence, SampleRecord
 
 BASELINE = "autoregressive"
 RESAMPLES = 9999
@@ -78,7 +78,7 @@ def ratio_of_sums(numerators: Any, denominators: Any, axis: int = -1) -> Any:
     return numerators.sum(axis) / denominators.sum(axis)
 
 
-def _ratio_of_ratios(top: Any, top_s: Any, bottom: Any, bottom_s: Any, axis: int = -1) -> Any:
+def ratio_of_ratios(top: Any, top_s: Any, bottom: Any, bottom_s: Any, axis: int = -1) -> Any:
     return ratio_of_sums(top, top_s, axis) / ratio_of_sums(bottom, bottom_s, axis)
 
 
@@ -133,7 +133,7 @@ def speedup(pairs: Pairs, clock: Clock = decode_seconds) -> float | None:
 
 def speedup_interval(pairs: Pairs, seed: int, clock: Clock = decode_seconds) -> Interval:
     """95 % bootstrap interval of ``speedup``: a prompt's two arms are drawn together."""
-    return bootstrap(_ratio_of_ratios, _columns(pairs, clock), seed)
+    return bootstrap(ratio_of_ratios, _columns(pairs, clock), seed)
 
 
 def speedup_of_mean_rates(pairs: Pairs, clock: Clock = decode_seconds) -> float | None:
@@ -258,3 +258,45 @@ PAIR_METRICS: tuple[PairMetric, ...] = (
     ),
 )
 """All comparisons, in the order of the tables."""
+
+
+def judgements(pairs: Pairs, divergences: Sequence[Divergence]) -> list[Divergence] | None:
+    """What is known of each output that differs from the baseline's; None where one of them was not judged."""
+    known = {(one.task, one.arm, one.example_id): one for one in divergences}
+    differing = [mine for mine, base in pairs if mine.generation.token_ids != base.generation.token_ids]
+    found = [known.get((mine.task, mine.arm, mine.example_id)) for mine in differing]
+    return None if None in found else [one for one in found if one is not None]
+
+
+@dataclass(frozen=True)
+class DivergenceMetric:
+    """A number from the judged differences of a lossless arm, greedy runs only; None where one was not judged."""
+
+    name: str
+    unit: str
+    definition: str
+    value: Callable[[Sequence[Divergence]], float | None]
+
+
+DIVERGENCE_METRICS: tuple[DivergenceMetric, ...] = (
+    DivergenceMetric(
+        "near_ties",
+        "prompts",
+        "Prompts whose greedy output differs from the baseline's, first by a token whose logit is so close to the "
+        "largest that rounding can decide (the run's divergences.jsonl has both and the bound); lossless arms only.",
+        lambda found: sum(one.near_tie for one in found),
+    ),
+    DivergenceMetric(
+        "faults",
+        "prompts",
+        "Prompts whose greedy output differs from the baseline's in any other way; lossless arms only.",
+        lambda found: sum(not one.near_tie for one in found),
+    ),
+    DivergenceMetric(
+        "largest_gap",
+        "logits",
+        "Largest difference of the two top logits at a first difference from the baseline; lossless arms only.",
+        lambda found: max((one.gap for one in found if one.gap is not None), default=None),
+    ),
+)
+"""Differences from greedy, in the order of the tables."""

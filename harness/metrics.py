@@ -15,13 +15,14 @@ Not covered: modelled times. Seconds here were measured.
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.compare import (
     BASELINE,
+    DIVERGENCE_METRICS,
     PAIR_METRICS,
     Interval,
     Pairs,
@@ -30,13 +31,14 @@ from harness.compare import (
     by_example,
     decode_seconds,
     divide,
+    judgements,
     output_tokens,
     paired,
     ratio_of_sums,
     total_seconds,
 )
 from harness.errors import UserError
-from harness.records import BlockTrace, MetricRow, Route, RunRecord, SampleRecord, StopReason
+from harness.records import BlockTrace, Divergence, MetricRow, Route, RunRecord, SampleRecord, StopReason
 from harness.scoring import METRICS, Metric
 
 CORPUS_RESAMPLES = 300
@@ -324,59 +326,13 @@ def quality(metric: Metric, samples: Samples, seed: int) -> tuple[float | None, 
     return value, (low, high)
 
 
-# Acceptance by position.
-
-
-@dataclass(frozen=True, slots=True)
-class PositionRow:
-    """What became of the drafts at one place of a block; ``position`` counts from 1. Counts over all prompts."""
-
-    run_id: str
-    arm: str
-    task: str
-    position: int
-    drafted: int
-    examined: int
-    kept: int
-
-    @property
-    def accept_rate(self) -> float | None:
-        """kept / drafted: unconditional, falls along the block (vLLM's per-position acceptance)."""
-        return divide(self.kept, self.drafted)
-
-    @property
-    def accept_rate_if_examined(self) -> float | None:
-        """kept / examined: given that all drafts before it were kept."""
-        return divide(self.kept, self.examined)
-
-
-def position_rows(run: RunRecord, samples: Samples) -> list[PositionRow]:
-    """One row per task, arm and draft position; none for an arm that never drafted."""
-    found = []
-    for task, arm, cell in _cells(run, samples):
-        blocks = [block for sample in cell for block in sample.generation.blocks]
-        for place in range(max((block.drafted for block in blocks), default=0)):
-            found.append(
-                PositionRow(
-                    run.run_id,
-                    arm,
-                    task,
-                    place + 1,
-                    drafted=sum(block.drafted > place for block in blocks),
-                    examined=sum(len(block.routes) > place for block in blocks),
-                    kept=sum(block.kept > place for block in blocks),
-                )
-            )
-    return found
-
-
 # Everything.
 
 _Number = tuple[str, str, bool | None, float | None, Interval]
 """Name, unit, higher is better, value, interval."""
 
 
-def _cells(run: RunRecord, samples: Samples) -> Iterator[tuple[str, str, list[SampleRecord]]]:
+def cells_of(run: RunRecord, samples: Samples) -> Iterator[tuple[str, str, list[SampleRecord]]]:
     """(task, arm, samples in order of example id), in the run's order; tasks without any sample are left out.
 
     Raises:
@@ -405,17 +361,22 @@ def complete_prompts(run: RunRecord, samples: Samples) -> list[SampleRecord]:
     return [sample for sample in samples if len(done[sample.task, sample.example_id]) == len(run.arms)]
 
 
-def rows(run: RunRecord, samples: Samples) -> list[MetricRow]:
+def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = ()) -> list[MetricRow]:
     """Every metric of every task and arm, in the run's order: quality, speedups, agreement, rates, times.
+
+    Differences from greedy that ``divergences`` does not judge are not counted as none: those numbers are None then.
 
     Raises:
         UserError: two arms decoded different prompts, or a sample does not belong to the run.
     """
-    cells = {(task, arm): cell for task, arm, cell in _cells(run, samples)}
+    cells = {(task, arm): cell for task, arm, cell in cells_of(run, samples)}
+    lossless = {arm.arm for arm in run.arms if arm.lossless}
     found: list[MetricRow] = []
     for (task, arm), cell in cells.items():
         pairs = paired(cell, cells[task, BASELINE]) if (task, BASELINE) in cells else []
-        for name, unit, better, value, interval in _numbers(run, task, cell, pairs):
+        exact = arm in lossless and run.temperature == 0 and pairs
+        judged = judgements(pairs, divergences) if exact else None
+        for name, unit, better, value, interval in _numbers(run, task, cell, pairs, judged):
             low, high = interval or (None, None)
             found.append(
                 MetricRow(run.run_id, arm, run.model, task, name, unit, better, value, low, high, len(cell), "ours")
@@ -423,7 +384,9 @@ def rows(run: RunRecord, samples: Samples) -> list[MetricRow]:
     return found
 
 
-def _numbers(run: RunRecord, task: str, cell: Samples, pairs: Pairs) -> Iterator[_Number]:
+def _numbers(
+    run: RunRecord, task: str, cell: Samples, pairs: Pairs, judged: Sequence[Divergence] | None
+) -> Iterator[_Number]:
     for name in run.task_metrics[task]:
         metric = METRICS[name]
         yield (name, metric.unit, metric.higher_is_better, *quality(metric, cell, run.seed))
@@ -431,6 +394,8 @@ def _numbers(run: RunRecord, task: str, cell: Samples, pairs: Pairs) -> Iterator
         usable = [] if compared.greedy_only and run.temperature > 0 else pairs
         interval = compared.interval(usable, run.seed) if usable and compared.interval else None
         yield compared.name, compared.unit, compared.higher_is_better, compared.value(usable), interval
+    for known in DIVERGENCE_METRICS:
+        yield known.name, known.unit, False, None if judged is None else known.value(judged), None
     for ratio in RATIOS.values():
         yield ratio.name, ratio.unit, ratio.higher_is_better, ratio(cell), ratio.interval(cell, run.seed)
     for ratio in (reject_rate, mean_accept_length):

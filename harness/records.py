@@ -146,6 +146,40 @@ class SampleRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a lossless arm's greedy output first differs from the baseline's, one line of ``divergences.jsonl``.
+
+    ``position``  output tokens before it, equal in both.
+    ``baseline_token``, ``arm_token``  None where that output had ended.
+    ``gap``  the full verifier's largest logit there minus the second largest.
+    ``distance``  the largest logit minus the lower one of the two tokens'; the baseline's is the largest itself.
+    ``largest_logit``  by absolute value; ``bound`` is a multiple of it that rounding can explain.
+    ``near_tie``  distance < bound; anything else is a fault.
+
+    The four numbers are None where an output had ended, or a logit is not finite.
+    """
+
+    run_id: str
+    task: str
+    example_id: str
+    arm: str
+    position: int
+    baseline_token: int | None
+    arm_token: int | None
+    gap: float | None
+    distance: float | None
+    largest_logit: float | None
+    bound: float | None
+    near_tie: bool
+
+    def __post_init__(self) -> None:
+        if self.baseline_token == self.arm_token:
+            raise ValueError(f"no difference, got {self}")
+        if self.near_tie != (self.distance is not None and self.bound is not None and self.distance < self.bound):
+            raise ValueError(f"a near-tie is a distance below the bound, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class ArmRecord:
     """Identity of an arm: what a table says about it beside its numbers.
 

@@ -1,4 +1,4 @@
-"""The run folder: ``config.yaml``, ``run.json``, ``samples.jsonl`` and, last, ``summary.json``.
+"""The run folder: ``config.yaml``, ``run.json``, ``samples.jsonl``, ``divergences.jsonl`` and, last, ``summary.json``.
 
 A sample is on disk before the next one is measured, so a killed run keeps what it had. ``summary.json`` is written
 after everything else: its presence means the run is done. Not covered: two processes writing one folder; ``create``
@@ -18,16 +18,22 @@ from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import UserError, unknown
-from harness.records import SCHEMA, RunRecord, SampleRecord
+from harness.records import SCHEMA, Divergence, RunRecord, SampleRecord
 
-CONFIG, RUN, SAMPLES, SUMMARY = "config.yaml", "run.json", "samples.jsonl", "summary.json"
+CONFIG, RUN, SUMMARY = "config.yaml", "run.json", "summary.json"
+SAMPLES, DIVERGENCES = "samples.jsonl", "divergences.jsonl"
+
+Line = SampleRecord | Divergence
+FILES: dict[type[Line], str] = {SampleRecord: SAMPLES, Divergence: DIVERGENCES}
+"""Where each kind of record goes, one a line."""
+Record = TypeVar("Record", SampleRecord, Divergence)
 
 
 class RunData(NamedTuple):
@@ -36,6 +42,7 @@ class RunData(NamedTuple):
     run: RunRecord
     samples: tuple[SampleRecord, ...]
     dropped: int
+    divergences: tuple[Divergence, ...]
 
 
 def new_run_id(name: str, now: datetime | None = None) -> str:
@@ -149,7 +156,7 @@ def _dump(value: Any, indent: int | None = None) -> str:
 
 
 class RunFolder:
-    """Writer of one run folder. Use ``create``; then ``append`` per sample; then ``finish`` or ``fail``."""
+    """Writer of one run folder. Use ``create``; then ``append`` per record; then ``finish`` or ``fail``."""
 
     def __init__(self, path: Path, run: RunRecord) -> None:
         self.path = path
@@ -174,15 +181,16 @@ class RunFolder:
         write_atomic(path / CONFIG, text)
         folder = cls(path, replace(run, schema=SCHEMA, status="running"))
         folder._write_run()
-        (path / SAMPLES).touch()
+        for name in FILES.values():
+            (path / name).touch()
         return folder
 
-    def append(self, sample: SampleRecord) -> None:
-        """Add one line to ``samples.jsonl`` and wait until it is on disk."""
-        if sample.run_id != self.run.run_id:
-            raise ValueError(f"sample of run {sample.run_id!r} in the folder of {self.run.run_id!r}")
-        with (self.path / SAMPLES).open("a", encoding="utf-8", newline="\n") as file:
-            file.write(_dump(sample))
+    def append(self, record: Line) -> None:
+        """Add one line to the file of its kind and wait until it is on disk."""
+        if record.run_id != self.run.run_id:
+            raise ValueError(f"record of run {record.run_id!r} in the folder of {self.run.run_id!r}")
+        with (self.path / FILES[type(record)]).open("a", encoding="utf-8", newline="\n") as file:
+            file.write(_dump(record))
             file.flush()
             os.fsync(file.fileno())
 
@@ -225,43 +233,46 @@ def _read_run(path: Path) -> RunRecord:
         raise UserError(f"{path}: not a run record ({error}): restore the file or delete the run folder.") from error
 
 
-def _read_samples(path: Path) -> tuple[tuple[SampleRecord, ...], int]:
-    """Samples and the count of half-written last lines.
+def _read_lines(path: Path, kind: type[Record], run_id: str) -> tuple[tuple[Record, ...], int]:
+    """The records of a run and the count of half-written last lines.
 
     A line without its newline is the trace of a killed run: it is dropped unless it is whole. Any other line that
     does not parse is corruption, and refused.
     """
-    samples: list[SampleRecord] = []
+    records: list[Record] = []
+    noun = kind.__name__.removesuffix("Record").lower()
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise UserError(f"no readable samples at {str(path)!r}: {error.strerror or error}.") from error
+        raise UserError(f"no readable {noun}s at {str(path)!r}: {error.strerror or error}.") from error
     for number, line in enumerate(lines, start=1):
         is_tail = number == len(lines)
         if is_tail and not line:
             break
         try:
-            samples.append(from_json(SampleRecord, json.loads(line)))
+            record = from_json(kind, json.loads(line))
         except ValueError as error:
             if is_tail:
-                return tuple(samples), 1
-            raise UserError(f"{path}, line {number}: not a sample ({error}): delete the line or the run.") from error
-    return tuple(samples), 0
+                return tuple(records), 1
+            raise UserError(f"{path}, line {number}: not a {noun} ({error}): delete the line or the run.") from error
+        if record.run_id != run_id:
+            raise UserError(f"{path}, line {number}: {noun} of run {record.run_id!r}, want {run_id!r}.")
+        records.append(record)
+    return tuple(records), 0
 
 
 def read(folder: str | Path) -> RunData:
-    """Run and samples of a run folder, finished or not.
+    """Run, samples and divergences of a run folder, finished or not. A run from before these were judged has none.
 
     Raises:
         UserError: files are missing, corrupt, of a newer schema, or of another run.
     """
     folder = Path(folder)
     run = _read_run(folder / RUN)
-    samples, dropped = _read_samples(folder / SAMPLES)
-    for number, sample in enumerate(samples, start=1):
-        if sample.run_id != run.run_id:
-            raise UserError(f"{folder / SAMPLES}, line {number}: sample of run {sample.run_id!r}, want {run.run_id!r}.")
-    return RunData(run, samples, dropped)
+    samples, dropped = _read_lines(folder / SAMPLES, SampleRecord, run.run_id)
+    path = folder / DIVERGENCES
+    divergences, _ = _read_lines(path, Divergence, run.run_id) if path.is_file() else ((), 0)
+    return RunData(run, samples, dropped, divergences)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

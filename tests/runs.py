@@ -1,7 +1,7 @@
 """Runs of the bench, and of the command line in this process, that several tests share."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,19 +13,38 @@ import pytest
 from harness import __main__ as command
 from harness import compare
 from harness.config import RunSettings
+from harness.decode.autoregressive import Autoregressive
+from harness.decode.base import Block
 from harness.drafters.self_skip import SelfSkip
 from harness.jobs import bench as bench_module
 from harness.jobs.bench import bench
 from harness.log import Logger, NullLogger
 from harness.model.load import Model
+from harness.model.tiers import Tiers
 from harness.model.toy import toy_model
 from harness.records import SampleRecord
+from harness.sampling import Chooser, Sampling
 from harness.store import read
 from tasks.qa import QuestionAnswering
 from tests.toys import shapes_unchecked
 
 ORACLE = partial(SelfSkip, mask=[0, 1, 2, 3, 4, 5])
 """All six layers of the toy model: at temperature 0 every draft is what the full verifier would write."""
+
+
+class Slip(Autoregressive):
+    """Greedy, but writes the second-best token where ``last`` tokens are left to write. Says what it is told to say."""
+
+    def __init__(self, tiers: Tiers, sampling: Sampling, model: Model, last: int = 2, lossless: bool = True) -> None:
+        super().__init__(tiers, sampling)
+        self.name, self.last, self.lossless = "slip", last, lossless
+
+    def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
+        logits = self.tiers.full.forward(tokens, rows=1)[0].clone()
+        if remaining == self.last:
+            logits[logits.argmax()] = float("-inf")
+        return Block(tokens=(int(logits.argmax()),))
+
 
 FEW = {"limit": 2, "max_new_tokens": 4}
 

@@ -63,10 +63,12 @@ def test_an_experiment_writes_its_run_tables_and_figure(experiment: tuple[str, P
     run = read(run_folder).run
     name = read_config(run_folder)["name"]
     expected = {f"runs/{run.run_id}/{file}" for file in ("config.yaml", "run.json", "samples.jsonl", "summary.json")}
+    differing = f"runs/{run.run_id}/divergences.jsonl"
+    expected.add(differing)
     expected |= {f"tables/{name}{ending}" for ending in (".md", ".csv", "_positions.csv")}
     expected |= {f"figures/{name}{ending}" for ending in (".png", ".pdf")}
     assert set(files(folder)) == expected
-    assert all((folder / file).stat().st_size > 0 for file in files(folder))
+    assert {file for file in files(folder) if not (folder / file).stat().st_size} == {differing}, "nothing differs"
     page = (folder / f"tables/{name}.md").read_text()
     assert all(arm.arm in page for arm in run.arms) and run.run_id in page and "builtin" in page
 
@@ -134,7 +136,7 @@ def test_the_command_line_runs_from_anywhere_without_a_terminal(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     (run_folder,) = find_runs(tmp_path / "results")
-    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 4 + 3 + 2
+    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 5 + 3 + 2
     assert f"run folder {run_folder.relative_to(tmp_path)}" in done.stderr
     assert "speculative" in done.stdout and "wrote results/tables/run.md" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr and "Traceback" not in done.stderr
@@ -213,7 +215,7 @@ def test_a_run_records_what_it_ran_on_and_with(tmp_path: Path) -> None:
         tmp_path, ARMS, {"qa": qa(), "reasoning": Reasoning(source="builtin")}, model=partial(toy_model, "float32"),
         seed=5, run_name="my run",
     )  # fmt: skip
-    run, samples, _ = read(folder)
+    run, samples, *_ = read(folder)
     assert run.run_id == folder.name and folder.name.endswith("-my-run")
     assert (run.model, run.seed, run.temperature, run.status) == ("toy", 5, 0.0, "finished")
     facts = {"device": "cpu", "dtype": "float32", "threads": str(torch.get_num_threads()), "slim_cache": "shared"}

@@ -129,7 +129,8 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_measured(
         last = capsys.readouterr().err.splitlines()[-1]
         assert last == ("harness: interrupted" if how == "interrupt" else "harness: error: this went wrong")
     (folder,) = (tmp_path / "runs").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.json", "samples.jsonl"]
+    kept = ["config.yaml", "divergences.jsonl", "run.json", "samples.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == kept
     data = read(folder)
     assert (data.run.status, data.dropped) == ("failed", 0)
     assert {s.arm for s in data.samples if s.example_id.endswith("-0")} == {"autoregressive", "speculative", "failing"}

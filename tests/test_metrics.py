@@ -1,6 +1,7 @@
 """Rates, speedups and agreement on cases small enough to check by hand."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,93 +23,9 @@ from harness.compare import (
     total_seconds,
 )
 from harness.errors import UserError
-from harness.records import (
-    SCHEMA,
-    ArmRecord,
-    BlockTrace,
-    DataSource,
-    Generation,
-    Route,
-    RunRecord,
-    SampleRecord,
-    StopReason,
-)
+from harness.records import BlockTrace, Divergence, RunRecord, SampleRecord
 from harness.scoring import METRICS
-
-A, R, E = Route.ACCEPT, Route.REGENERATE, Route.ESCALATE
-
-
-def plain(start: int) -> BlockTrace:
-    return BlockTrace(start, 0, 0, (), 0, 1, 0, 0, 0, 1)
-
-
-# Three drafts kept through all routes but regenerate, then the fourth regenerated: no full pass saved.
-MIXED = BlockTrace(0, 4, 4, (A, E, A, R), 3, 4, 0, 4, 1, 1)
-# First draft rejected by the full verifier; the other two never examined.
-REJECTED = BlockTrace(4, 4, 3, (E,), 0, 1, 0, 3, 1, 1)
-# All kept, decided without the full verifier.
-CHEAP = BlockTrace(5, 2, 2, (A, A), 2, 2, 0, 2, 1, 0)
-# Two-tier block with its bonus token.
-BONUS = BlockTrace(0, 2, 2, (E, E), 2, 3, 1, 2, 0, 1)
-# End-of-sequence inside the kept prefix: five drafted, the stop rule leaves three.
-CUT = BlockTrace(3, 5, 5, (E, E, E), 3, 3, 0, 5, 0, 1)
-
-
-def sample(
-    blocks: tuple[BlockTrace, ...] = (),
-    *,
-    example: str = "1",
-    arm: str = "via_sd",
-    task: str = "translation",
-    ids: tuple[int, ...] | None = None,
-    decode_s: float = 1.0,
-    prefill_s: float = 0.5,
-    tokens: int | None = None,
-    prediction: str = "4",
-    scores: dict[str, float | None] | None = None,
-) -> SampleRecord:
-    if tokens is not None:
-        blocks = tuple(plain(start) for start in range(tokens))
-    if ids is not None and not blocks:
-        blocks = tuple(plain(start) for start in range(len(ids)))
-    count = sum(block.emitted for block in blocks)
-    return SampleRecord(
-        run_id="run",
-        arm=arm,
-        task=task,
-        example_id=example,
-        prompt_tokens=100,
-        input_cut=0,
-        prompt_sha=f"sha{example}",
-        text=prediction,
-        prediction=prediction,
-        references=("4",),
-        scores={"exact_match": 100.0} if scores is None else scores,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        peak_bytes=None,
-        generation=Generation(tuple(range(count)) if ids is None else ids, blocks, StopReason.LENGTH),
-    )
-
-
-def run_record(arms: tuple[str, ...] = (BASELINE, "via_sd"), temperature: float = 0.0) -> RunRecord:
-    return RunRecord(
-        run_id="run",
-        schema=SCHEMA,
-        created="2026-01-31T09:15:00Z",
-        model="toy",
-        temperature=temperature,
-        seed=0,
-        arms=tuple(ArmRecord(arm, arm, None, None, arm == BASELINE) for arm in arms),
-        data={"translation": DataSource("builtin", "rows.jsonl", "test", None, None, "0" * 64, 2)},
-        prompts_sha={"translation": "0" * 64},
-        task_metrics={"translation": ("exact_match",)},
-        git_commit=None,
-        git_dirty=None,
-        env={},
-        status="finished",
-    )
-
+from tests.rows import BONUS, CHEAP, CUT, MIXED, REJECTED, E, divergence, plain, run_record, sample, two_arms
 
 # Examined 4 + 1 + 2 = 7, kept 3 + 0 + 2 = 5, drafted 4 + 3 + 2 = 9, emitted 4 + 1 + 2 + 1 = 8, blocks 4.
 MIXED_CASE = ((MIXED, REJECTED, CHEAP, plain(7)),)
@@ -294,18 +211,6 @@ def test_agreement_by_hand(
     assert exact_sequence_share(pairs) == float(mismatch is None)
 
 
-def two_arms() -> list[SampleRecord]:
-    blocks = (MIXED, REJECTED, CHEAP, plain(7))
-    return [
-        made
-        for example in ("1", "2")
-        for made in (
-            sample(tokens=8, example=example, arm=BASELINE, decode_s=2.0),
-            sample(blocks, example=example, decode_s=1.0, prediction="5", scores={"exact_match": 0.0}),
-        )
-    ]
-
-
 def test_rows_are_tidy_and_complete() -> None:
     found = metrics.rows(run_record(), two_arms())
     keys = [(row.task, row.arm, row.metric) for row in found]
@@ -334,6 +239,53 @@ def test_agreement_is_undefined_when_sampling() -> None:
     assert all(row.value for row in found if row.metric == "speedup_decode")
 
 
+JUDGED = ("near_ties", "faults", "largest_gap")
+
+
+def judged(
+    run: RunRecord, samples: Sequence[SampleRecord], divergences: Sequence[Divergence], arm: str = "via_sd"
+) -> tuple[float | None, ...]:
+    found = {(row.arm, row.metric): row for row in metrics.rows(run, samples, divergences)}
+    assert {found[arm, name].unit for name in JUDGED} == {"prompts", "logits"}
+    return tuple(found[arm, name].value for name in JUDGED)
+
+
+def three_prompts() -> tuple[RunRecord, list[SampleRecord]]:
+    """A lossless arm that differs from greedy on two prompts of three."""
+    run = run_record()
+    run = replace(run, arms=tuple(replace(arm, lossless=True) for arm in run.arms))
+    outputs = {"1": (1, 2, 8), "2": (1, 2, 7), "3": (1, 2)}
+    base = [sample(ids=(1, 2, 7), example=example, arm=BASELINE) for example in outputs]
+    return run, [*base, *(sample(ids=ids, example=example) for example, ids in outputs.items())]
+
+
+def test_near_ties_and_faults_are_counted_by_prompt() -> None:
+    run, samples = three_prompts()
+    tie, fault = divergence(gap=0.25), divergence(False, gap=0.125, example_id="3")
+    assert judged(run, samples, [tie, fault]) == (1, 1, 0.25)
+    assert judged(run, samples, [fault, replace(fault, example_id="1")]) == (0, 2, 0.125)
+    ended = replace(fault, arm_token=None, gap=None, distance=None, largest_logit=None, bound=None)
+    assert judged(run, samples, [replace(ended, example_id="1"), ended]) == (0, 2, None)
+    assert judged(run, samples, [tie, fault], arm=BASELINE) == (0, 0, None)
+
+
+def test_differences_that_nobody_judged_are_not_counted_as_none() -> None:
+    run, samples = three_prompts()
+    tie = divergence()
+    elsewhere = [replace(tie, example_id="3", task="qa"), replace(tie, example_id="3", arm=BASELINE)]
+    for known in ([], [tie], [tie, *elsewhere]):
+        assert judged(run, samples, known) == (None, None, None)
+    equal = [one for one in samples if one.example_id == "2"]
+    assert judged(run, equal, []) == (0, 0, None), "where nothing differs there was nothing to judge"
+
+
+def test_lossy_arms_and_sampled_outputs_have_neither_ties_nor_faults() -> None:
+    run, samples = three_prompts()
+    known = [divergence(), divergence(False, example_id="3")]
+    assert judged(replace(run, temperature=0.7), samples, known) == (None, None, None)
+    assert judged(replace(run, arms=run_record().arms), samples, known) == (None, None, None)
+
+
 def test_without_a_baseline_there_is_no_speedup() -> None:
     only = [made for made in two_arms() if made.arm == "via_sd"]
     found = metrics.rows(run_record(arms=("via_sd",)), only)
@@ -350,14 +302,6 @@ def test_an_unfinished_prompt_is_refused_and_can_be_left_out() -> None:
     with pytest.raises(UserError, match="method lacks 1: 3"):
         metrics.rows(run_record(), samples)
     assert metrics.complete_prompts(run_record(), samples) == two_arms()
-
-
-def test_position_rows_count_drafted_examined_and_kept() -> None:
-    found = metrics.position_rows(run_record(), two_arms()[:2])
-    counts = [(row.position, row.drafted, row.examined, row.kept) for row in found]
-    assert counts == [(1, 3, 3, 2), (2, 3, 2, 2), (3, 2, 1, 1), (4, 1, 1, 0)]
-    assert {row.arm for row in found} == {"via_sd"}
-    assert found[1].accept_rate == pytest.approx(2 / 3) and found[1].accept_rate_if_examined == 1.0
 
 
 def test_quality_interval_of_a_mean_and_of_a_corpus_metric() -> None:

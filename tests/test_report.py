@@ -18,6 +18,7 @@ from harness.records import (
     ArmRecord,
     BlockTrace,
     DataSource,
+    Divergence,
     Generation,
     Route,
     RunRecord,
@@ -94,6 +95,18 @@ def samples(run: RunRecord = RUN, prompts: int = 2) -> list[SampleRecord]:
     return made
 
 
+def differing(faults: int, ties: int = 1, prompts: int = 4) -> tuple[list[SampleRecord], list[Divergence]]:
+    """``samples``, but speculative differs from greedy on the first prompts of qa, first by faults; all are judged."""
+    made, judged = samples(prompts=prompts), []
+    for index in range(faults + ties):
+        (place,) = (i for i, s in enumerate(made) if (s.arm, s.example_id) == ("speculative", f"qa-{index}"))
+        generation = replace(made[place].generation, token_ids=(0, 1, 2, 3, 9, 9, 9, 9))
+        made[place] = replace(made[place], generation=generation)
+        numbers = (0.25, 3.5, 20.0, 0.5, False) if index < faults else (0.25, 0.25, 20.0, 0.5, True)
+        judged.append(Divergence(RUN.run_id, "qa", f"qa-{index}", "speculative", 4, 4, 9, *numbers))
+    return made, judged
+
+
 def markdown_rows(text: str, head: str) -> dict[tuple[str, str], dict[str, str]]:
     """Cells of the table under a heading, by task and arm."""
     lines = text.split(f"## {head}\n")[1].strip().split("\n\n")[0].splitlines()
@@ -134,6 +147,80 @@ def test_below_the_table_stands_what_was_run() -> None:
         assert fact in text
     for name in tables.DEFINED:
         assert f"- `{name}`: " in text
+
+
+def test_near_ties_and_faults_stand_beside_the_agreement() -> None:
+    made, judged = differing(faults=2)
+    text = tables.markdown([tables.build(RUN, made, divergences=judged)], "quickstart")
+    results = markdown_rows(text, "Results")
+    cells = {arm: (results["qa", arm]["near-ties"], results["qa", arm]["faults"]) for _, arm in list(results)[:3]}
+    assert cells == {"autoregressive": ("0", "0"), "speculative": ("1", "**2**"), "via_sd": (DASH, DASH)}
+    assert results["translation", "speculative"]["faults"] == "0"
+    faults = text.split("## Faults\n\n")[1].split("\n\n")[0].splitlines()
+    assert len(faults) == 2 and text.index("## Results") < text.index("## Faults") < text.index("## Rates")
+    assert faults[0] == (
+        "- qa, example qa-0, speculative: output token 5 is 9, greedy has 4; gap 0.25, distance 3.5, bound 0.5 logits"
+    )
+    ended = replace(judged[0], arm_token=None, gap=None, distance=None, largest_logit=None, bound=None)
+    text = tables.markdown([tables.build(RUN, made, divergences=[ended, *judged[1:]])], "quickstart")
+    assert "- qa, example qa-0, speculative: output token 5 is none, greedy has 4\n" in text
+
+
+def test_differences_that_were_not_judged_print_as_a_dash() -> None:
+    made, judged = differing(faults=0)
+    text = tables.markdown([tables.build(RUN, made)], "quickstart")
+    row = markdown_rows(text, "Results")["qa", "speculative"]
+    assert (row["near-ties"], row["faults"]) == (DASH, DASH) and "## Faults" not in text
+    row = markdown_rows(tables.markdown([tables.build(RUN, made, divergences=judged)], "x"), "Results")[
+        "qa", "speculative"
+    ]
+    assert (row["near-ties"], row["faults"]) == ("1", "0")
+
+
+@pytest.mark.parametrize(("faults", "style"), [(0, "yellow"), (1, "bold red")])
+def test_the_last_line_says_how_many_outputs_differ_from_greedy(
+    faults: int, style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, judged = differing(faults)
+    found = tables.build(RUN, made, divergences=judged)
+    line = tables.differences([found])
+    assert line is not None and line.style == style
+    assert line.plain == (
+        f"{1 + faults} of 8 outputs of lossless arms differ from greedy: 1 near-ties, {faults} faults, "
+        f"largest gap 0.25 logits; see runs/{RUN.run_id}/divergences.jsonl"
+    )
+    write_reports([found], tmp_path / "t", tmp_path / "f", "run")
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == line.plain and said.err == ""
+    write_reports([tables.build(RUN, samples())], tmp_path / "t", tmp_path / "f", "run")
+    assert "differ from greedy" not in capsys.readouterr().out
+
+
+def test_a_fault_is_red_in_the_printed_table() -> None:
+    made, judged = differing(faults=1)
+    out = io.StringIO()
+    screen = Console(file=out, width=120, force_terminal=True, color_system="standard", legacy_windows=False)
+    screen.print(tables.console([tables.build(RUN, made, divergences=judged)])[0])
+    assert "1/\x1b[1;31m1\x1b[0m" in out.getvalue() and out.getvalue().count("\x1b[1;31m") == 1
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_run_from_before_differences_were_judged_does_not_claim_that_there_are_none(
+    old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, judged = differing(faults=1)
+    folder = RunFolder.create(tmp_path, RUN, SETTINGS)
+    for sample in made:
+        folder.append(sample)
+    for divergence in judged:
+        folder.append(divergence)
+    folder.finish({})
+    if old:
+        (folder.path / "divergences.jsonl").unlink()
+    text = report(str(tmp_path))[0].read_text()
+    row = markdown_rows(text, "Results")["qa", "speculative"]
+    assert (row["near-ties"], row["faults"]) == ((DASH, DASH) if old else ("1", "**1**"))
+    assert ("## Faults" in text) == ("differ from greedy:" in capsys.readouterr().out) == (not old)
 
 
 def test_a_pipe_in_a_name_does_not_break_the_table() -> None:

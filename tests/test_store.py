@@ -17,6 +17,7 @@ from harness.records import (
     ArmRecord,
     BlockTrace,
     DataSource,
+    Divergence,
     Example,
     Generation,
     MetricRow,
@@ -75,6 +76,7 @@ SAMPLE = SampleRecord(
     peak_bytes=None,
     generation=GENERATION,
 )
+DIVERGENCE = Divergence("run-1", "qa", "qa-1", "via_sd", 2, 7, 8, 0.1 + 0.2, 0.5, 25.25, 0.75, True)
 ROW = MetricRow("run-1", "via_sd", "toy", "qa", "f1", "F1", None, 0.1 + 0.2, None, None, 8, "ours")
 
 
@@ -89,7 +91,9 @@ ROW = MetricRow("run-1", "via_sd", "toy", "qa", "f1", "F1", None, 0.1 + 0.2, Non
         SAMPLE,
         ROW,
         Example("1", "question", ("answer",), {"key": "value"}),
+        DIVERGENCE,
         replace(SAMPLE, peak_bytes=2**40, scores={}),
+        replace(DIVERGENCE, arm_token=None, gap=None, distance=None, largest_logit=None, bound=None, near_tie=False),
         replace(RUN, git_commit="abc", git_dirty=True),
     ],
     ids=lambda record: type(record).__name__,
@@ -128,7 +132,7 @@ def test_a_run_reads_back_and_ends_with_its_summary(tmp_path: Path) -> None:
     folder = made(tmp_path)
     assert not is_finished(folder.path) and read(folder.path).run == RUN
     folder.finish({"rows": [ROW]})
-    run, samples, dropped = read(folder.path)
+    run, samples, dropped, _ = read(folder.path)
     assert run == replace(RUN, status="finished") and dropped == 0
     assert [sample.example_id for sample in samples] == ["qa-0", "qa-1"] and samples[0].text == SAMPLE.text
     assert is_finished(folder.path)
@@ -136,6 +140,7 @@ def test_a_run_reads_back_and_ends_with_its_summary(tmp_path: Path) -> None:
     assert read_config(folder.path) == {"gamma": 4, "tasks": {"qa": ["a"]}}
     assert sorted(path.name for path in folder.path.iterdir()) == [
         "config.yaml",
+        "divergences.jsonl",
         "run.json",
         "samples.jsonl",
         "summary.json",
@@ -164,7 +169,7 @@ def test_undefined_numbers_never_become_nan(tmp_path: Path) -> None:
 def test_a_failed_run_keeps_its_samples(tmp_path: Path) -> None:
     folder = made(tmp_path)
     folder.fail()
-    run, samples, _ = read(folder.path)
+    run, samples, *_ = read(folder.path)
     assert run.status == "failed" and len(samples) == 2 and not is_finished(folder.path)
 
 
@@ -172,6 +177,8 @@ def test_a_sample_of_another_run_is_refused(tmp_path: Path) -> None:
     folder = made(tmp_path)
     with pytest.raises(ValueError, match="other"):
         folder.append(replace(SAMPLE, run_id="other"))
+    with pytest.raises(ValueError, match="other"):
+        folder.append(replace(DIVERGENCE, run_id="other"))
 
 
 @pytest.mark.parametrize("keep", [1, 40, -2])
@@ -180,7 +187,7 @@ def test_a_half_written_last_line_is_dropped_and_counted(tmp_path: Path, keep: i
     path = folder.path / "samples.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:keep])
-    run, samples, dropped = read(folder.path)
+    run, samples, dropped, _ = read(folder.path)
     assert (len(samples), dropped) == (1, 1) and run == RUN
 
 
@@ -199,6 +206,34 @@ def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path: Path, broken:
     path.write_text(first + broken + "\n" + second)
     with pytest.raises(UserError, match=r"samples\.jsonl, line 2"):
         read(folder.path)
+
+
+def test_divergences_are_kept_beside_the_samples(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    assert read(folder.path).divergences == ()
+    other = replace(DIVERGENCE, example_id="qa-2", distance=1.5, near_tie=False)
+    for record in (DIVERGENCE, SAMPLE, other):
+        folder.append(record)
+    data = read(folder.path)
+    assert data.divergences == (DIVERGENCE, other) and len(data.samples) == 3
+    path = folder.path / "divergences.jsonl"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert read(folder.path).divergences == (DIVERGENCE,), "a half-written line is no record"
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(UserError, match=r"divergences\.jsonl, line 1: not a divergence"):
+        read(folder.path)
+
+
+def test_a_run_from_before_divergences_were_judged_has_none(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    (folder.path / "divergences.jsonl").unlink()
+    assert read(folder.path).divergences == () and len(read(folder.path).samples) == 2
+
+
+@pytest.mark.parametrize("change", [{"near_tie": False}, {"distance": 0.75}, {"bound": None}, {"arm_token": 7}])
+def test_a_divergence_that_contradicts_itself_is_refused(change: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"near-tie|difference"):
+        replace(DIVERGENCE, **change)
 
 
 def test_a_broken_block_is_refused(tmp_path: Path) -> None:

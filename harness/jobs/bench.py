@@ -17,15 +17,16 @@ from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
+from harness.divergence import divergences
 from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
-from harness.model.tiers import Tiers
-from harness.records import SCHEMA, ArmRecord, DataSource, Example, Generation, RunRecord, SampleRecord
+from harness.model.tiers import GRAPH_STEP, Tiers
+from harness.records import SCHEMA, ArmRecord, DataSource, Divergence, Example, Generation, RunRecord, SampleRecord
 from harness.report.tables import build
-from harness.sampling import Sampling, certain_or_sampled
+from harness.sampling import RandomChooser, Sampling
 from harness.scoring import METRICS
 from harness.store import RunFolder, check_writable, new_run_id, read_config
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
@@ -97,13 +98,17 @@ def bench(
     folder = RunFolder.create(settings.results_dir, run, config)
     chosen = read_config(folder.path)
     samples: list[SampleRecord] = []
+    differing: list[Divergence] = []
     try:
         log.start(run, chosen)
-        for sample in measure(settings, verifier, decoders, prompts, run.run_id, screen):
-            folder.append(sample)
-            log.sample(sample)
-            samples.append(sample)
-        report = build(run, samples, chosen)
+        for record in measure(settings, verifier, decoders, prompts, run.run_id, screen):
+            folder.append(record)
+            if isinstance(record, Divergence):
+                differing.append(record)
+            else:
+                log.sample(record)
+                samples.append(record)
+        report = build(run, samples, chosen, divergences=differing)
         log.summary(report.rows)
         folder.finish({"samples": len(samples), "rows": report.rows})
     except BaseException:
@@ -161,12 +166,15 @@ def build_arms(
         UserError: a prompt that does not fit the model with its output, or what a method refuses.
     """
     sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
-    room = settings.max_new_tokens + max([settings.gamma, *(m.keywords.get("gamma", 0) for m in methods.values())]) + 1
-    capacity = positions_needed(model, prompts, room, "max_new_tokens or gamma")
-    cache = model.transformer.new_cache(capacity)
+    largest = 1 + max([settings.gamma, *(method.keywords.get("gamma", 0) for method in methods.values())])
+    capacity = positions_needed(model, prompts, settings.max_new_tokens + largest, "max_new_tokens or gamma")
+    block = largest if settings.numerics == "fixed_shape" else None
+    cache = model.transformer.new_cache(capacity + (block or GRAPH_STEP))  # the last block's padding has to fit too
     arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}
     return {
-        name: Decoder(method(tiers=Tiers(model.transformer, cache), sampling=sampling, model=model))
+        name: Decoder(
+            method(tiers=Tiers(model.transformer, cache, block, settings.graphs), sampling=sampling, model=model)
+        )
         for name, method in arms.items()
     }
 
@@ -189,6 +197,8 @@ def describe(
         "slim_mask": model.mask_name or "none",
         "slim_layers": " ".join(map(str, model.slim_mask.layers)) if model.slim_mask else "none",
         "slim_cache": "shared",
+        "numerics": settings.numerics,
+        "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),
     }
     return RunRecord(
         run_id=new_run_id(settings.run_name or settings.name),
@@ -221,8 +231,11 @@ def measure(
     prompts: Sequence[Prompt],
     run_id: str,
     screen: Console,
-) -> Iterator[SampleRecord]:
-    """Warm up, then decode prompt by prompt with all arms, whose order turns and after each full turn is reversed."""
+) -> Iterator[SampleRecord | Divergence]:
+    """Warm up, then decode prompt by prompt with all arms, whose order turns and after each full turn is reversed.
+
+    When all have decoded a prompt, what of the lossless arms differs from greedy is judged.
+    """
     devices = model.transformer.devices
     clock = synced_clock(model.transformer.device)  # the last one: it has the logits, so the others are done by then
     largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
@@ -231,14 +244,14 @@ def measure(
     with Progress(*columns, TimeRemainingColumn(), console=screen) as progress:
         bar = progress.add_task("warming up", total=len(prompts) * len(names))
         for decoder in decoders.values():
-            _, slim = decoder.method.tier_roles()
-            warm_up(decoder.method.tiers, largest, settings.max_new_tokens if slim else 0)
+            warm(decoder, largest, settings.max_new_tokens)
         for index, prompt in enumerate(prompts):
             for name, decoder in decoders.items():  # the first prefill of a length is slower; nobody is timed on it
                 if name == BASELINE or len(decoder.method.tiers.prefilled) > 1:
                     decoder.prefill(prompt.ids)
             turn, place = divmod(index, len(names))
             order = names[place:] + names[:place]
+            decoded: dict[str, SampleRecord] = {}
             for name in reversed(order) if turn % 2 else order:
                 progress.update(bar, description=f"{prompt.name}, {name}")
                 stop = StopRule(
@@ -251,7 +264,7 @@ def measure(
                 text = visible_text(model, prompt.task, generation)
                 prediction = prompt.task.prediction(text)
                 references = prompt.example.references
-                yield SampleRecord(
+                decoded[name] = SampleRecord(
                     run_id=run_id,
                     arm=name,
                     task=prompt.name,
@@ -268,7 +281,22 @@ def measure(
                     peak_bytes=peak_bytes(*devices),
                     generation=generation,
                 )
+                yield decoded[name]
                 progress.advance(bar)
+            if settings.temperature == 0:
+                exact = [decoded[name] for name in names if name != BASELINE and decoders[name].method.lossless]
+                noise = 0.0 if settings.numerics == "fixed_shape" else None
+                yield from divergences(decoders[BASELINE].method.tiers, prompt.ids, decoded[BASELINE], exact, noise)
+
+
+def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:
+    """Every shape this arm may run; a full verifier behind a slim one may have to catch up with all new tokens."""
+    method = decoder.method
+    _, slim = method.tier_roles()
+    drafter = getattr(method, "drafter", None)
+    chooser = RandomChooser(0, method.tiers.model.device)
+    draft = drafter and (lambda tokens, count: drafter.draft(tokens, count, chooser))
+    warm_up(method.tiers, largest, new_tokens if slim else 0, draft)
 
 
 def timed(
@@ -276,7 +304,7 @@ def timed(
 ) -> tuple[Generation, float, float]:
     """One prompt through one arm: the generation, seconds of prefill, seconds of decoding."""
     method = decoder.method
-    chooser = certain_or_sampled(method.sampling, seed, method.tiers.model.device)
+    chooser = RandomChooser(seed, method.tiers.model.device)
     begun = clock()
     decoder.prefill(prompt)
     filled = clock()

@@ -10,7 +10,7 @@ from harness.errors import UserError
 from harness.metrics import complete_prompts
 from harness.records import SampleRecord
 from harness.report.figures import write_figure
-from harness.report.tables import RunReport, build, console, write_tables
+from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config
 
 WIDTH = 120
@@ -46,7 +46,7 @@ def _load(folder: Path) -> RunReport:
         note = f"this run did not finish: only prompts decoded by all arms are shown, {left} samples are left out"
     if not samples:
         raise UserError(f"run {data.run.run_id!r} has no prompt that all arms decoded: run it again.")
-    return build(data.run, samples, read_config(folder), note)
+    return build(data.run, samples, read_config(folder), note, data.divergences)
 
 
 def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
@@ -69,4 +69,6 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     paths = write_tables(reports, tables_dir, name) + write_figure(reports, figures_dir, name)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    if line := differences(reports):
+        screen.print(line, soft_wrap=True)
     return paths

@@ -181,8 +181,12 @@ def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
 
 
 def write_figure(reports: Sequence[RunReport], folder: Path, name: str) -> list[Path]:
+    """Draw and write the figure of these runs, see ``save``."""
+    return save(speed_quality_figure(reports), folder, name)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """``<name>.png`` (200 dpi) and ``<name>.pdf``, each whole or not at all."""
-    figure = speed_quality_figure(reports)
     found = []
     with matplotlib.style.context(STYLE):
         for suffix, metadata in (("png", {}), ("pdf", {"CreationDate": None})):

@@ -12,12 +12,14 @@ import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from harness.compare import BASELINE, PAIR_METRICS
-from harness.metrics import RATIOS, PositionRow, position_rows, rows
-from harness.records import ArmRecord, MetricRow, RunRecord, SampleRecord
+from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
+from harness.metrics import RATIOS, rows
+from harness.positions import PositionRow, position_rows
+from harness.records import ArmRecord, Divergence, MetricRow, RunRecord, SampleRecord
 from harness.scoring import METRICS
-from harness.store import write_atomic
+from harness.store import DIVERGENCES, write_atomic
 
 DASH = "–"  # noqa: RUF001  an en dash, so that an undefined number is no minus sign
 
@@ -49,7 +51,10 @@ TIME_COLUMNS = {
     "full_time_share": 3,
 }
 """Columns of the table of times, with their decimals."""
-DEFINED = ("speedup_decode", "speedup_end_to_end", "token_agreement", *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS)
+DEFINED = (
+    *("speedup_decode", "speedup_end_to_end", "token_agreement", "near_ties", "faults"),
+    *(*RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
+)
 """Metrics whose definitions stand below the tables."""
 
 
@@ -62,6 +67,11 @@ class RunReport:
     positions: tuple[PositionRow, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    divergences: tuple[Divergence, ...] = ()
+
+    @property
+    def faults(self) -> list[Divergence]:
+        return [one for one in self.divergences if not one.near_tie]
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,11 @@ class Line:
             return number(row, digits)
         return f"{number(row, digits)} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
 
+    def faults(self, loud: str) -> str:
+        """Their number; one that is not 0 stands out in the template ``loud``."""
+        text = self.value("faults", 0)
+        return text if text in (DASH, "0") else loud.format(text)
+
     def quality(self, metrics: Sequence[str], interval: bool) -> str:
         cells = []
         for name in metrics:
@@ -103,10 +118,15 @@ def number(row: MetricRow | None, digits: int) -> str:
 
 
 def build(
-    run: RunRecord, samples: Sequence[SampleRecord], settings: Mapping[str, Any] | None = None, note: str = ""
+    run: RunRecord,
+    samples: Sequence[SampleRecord],
+    settings: Mapping[str, Any] | None = None,
+    note: str = "",
+    divergences: Sequence[Divergence] = (),
 ) -> RunReport:
     """Compute all metrics of a run once, for every table and figure."""
-    return RunReport(run, tuple(rows(run, samples)), tuple(position_rows(run, samples)), settings or {}, note)
+    found = tuple(rows(run, samples, divergences))
+    return RunReport(run, found, tuple(position_rows(run, samples)), settings or {}, note, tuple(divergences))
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
@@ -143,6 +163,8 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
                 "quality": line.quality([primary], interval=True),
                 "further quality": line.quality(others, interval=True),
                 "agreement with greedy": line.span("token_agreement"),
+                "near-ties": line.value("near_ties", 0),
+                "faults": line.faults("**{}**"),
                 "speedup, decode": line.span("speedup_decode"),
                 "speedup, end to end": line.span("speedup_end_to_end"),
                 "output tokens": line.value("mean_output_tokens", 1),
@@ -212,7 +234,9 @@ def definition(metric: str) -> str:
     """The formula of a metric in one line."""
     if metric in RATIOS:
         return RATIOS[metric].definition
-    return next(known.definition for known in PAIR_METRICS if known.name == metric)
+    definitions = {known.name: known.definition for known in PAIR_METRICS}
+    definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
+    return definitions[metric]
 
 
 def identity(report: RunReport) -> list[str]:
@@ -225,7 +249,14 @@ def identity(report: RunReport) -> list[str]:
         **{key: report.settings.get(key, DASH) for key in ("gamma", "max_new_tokens", "limit")},
     }
     versions = ", ".join(f"{name} {env[name]}" for name in ("python", "torch", "transformers") if name in env)
-    facts = {"device": "{}", "cpu": "{}", "cores": "{} cores", "threads": "{} threads", "dtype": "{}"}
+    facts = {
+        "device": "{}",
+        "cpu": "{}",
+        "cores": "{} cores",
+        "threads": "{} threads",
+        "dtype": "{}",
+        "numerics": "numerics {}",
+    }
     machine = ", ".join(text.format(env[key]) for key, text in facts.items() if key in env)
     found = [
         f"run `{run.run_id}` ({run.status}), {run.created}",
@@ -244,7 +275,37 @@ def identity(report: RunReport) -> list[str]:
     return [*found, report.note] if report.note else found
 
 
-def _markdown_table(frame: pd.DataFrame) -> str:
+def differences(reports: Sequence[RunReport]) -> Text | None:
+    """How many outputs of lossless arms differ from greedy, in one line that stands out; None where none does."""
+    judged = [one for report in reports for one in report.divergences]
+    if not judged:
+        return None
+    outputs = sum(line.n for line in lines(reports) if line.arm.lossless and line.arm.arm != BASELINE)
+    faults = sum(len(report.faults) for report in reports)
+    gap = max((one.gap for one in judged if one.gap is not None), default=None)
+    files = ", ".join(f"runs/{report.run.run_id}/{DIVERGENCES}" for report in reports if report.divergences)
+    return Text(
+        f"{len(judged)} of {outputs} outputs of lossless arms differ from greedy: {len(judged) - faults} near-ties, "
+        f"{faults} faults" + ("" if gap is None else f", largest gap {gap:.2g} logits") + f"; see {files}",
+        style="bold red" if faults else "yellow",
+    )
+
+
+def _fault(one: Divergence, several: bool) -> str:
+    """One fault in words: where it is, the two tokens, and the numbers it was judged by."""
+    where = f"{one.run_id}, " if several else ""
+    mine, theirs = ("none" if token is None else token for token in (one.arm_token, one.baseline_token))
+    found = (
+        f"{where}{one.task}, example {one.example_id}, {one.arm}: output token {one.position + 1} is {mine}, "
+        f"greedy has {theirs}"
+    )
+    if one.gap is None or one.distance is None or one.bound is None:
+        return found
+    return f"{found}; gap {one.gap:.2g}, distance {one.distance:.2g}, bound {one.bound:.2g} logits"
+
+
+def markdown_table(frame: pd.DataFrame) -> str:
+    """Text cells as they are, in Markdown."""
     escaped = frame.map(lambda cell: str(cell).replace("|", r"\|"))
     return str(escaped.to_markdown(index=False, disable_numparse=True))
 
@@ -257,10 +318,13 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
     ]
+    faults = [fault for report in reports for fault in report.faults]
     parts = [f"# {title}"]
     for head, frame, remark in sections:
         if not frame.empty:
-            parts += [f"## {head}", _markdown_table(frame), *([remark] if remark else [])]
+            parts += [f"## {head}", markdown_table(frame), *([remark] if remark else [])]
+        if head == "Results" and faults:
+            parts += ["## Faults", "\n".join(f"- {_fault(one, len(reports) > 1)}" for one in faults)]
     facts = [fact for report in reports for fact in identity(report)]
     parts += ["## Run", "\n".join(f"- {fact}" for fact in facts)]
     parts += ["## Definitions", "\n".join(f"- `{name}`: {definition(name)}" for name in DEFINED)]
@@ -268,7 +332,8 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _console_table(title: str, columns: Sequence[str], caption: str) -> Table:
+def console_table(title: str, columns: Sequence[str], caption: str) -> Table:
+    """An empty table for a terminal; the first column and ``quality`` are words, the others numbers."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.box, table.collapse_padding, table.pad_edge = SIMPLE_HEAD, True, False
     for index, name in enumerate(columns):
@@ -278,12 +343,13 @@ def _console_table(title: str, columns: Sequence[str], caption: str) -> Table:
 
 def console(reports: Sequence[RunReport]) -> list[Table]:
     """Two tables for a terminal of 120 columns: quality and speed, then rates. Full names stand in the Markdown."""
-    results = _console_table(
+    results = console_table(
         "Quality and speed, with 95 % intervals over prompts",
-        ("arm", "lossless", "quality", "agree", "speedup decode", "end to end", "tokens"),
-        "agree: tokens equal to the greedy baseline's; tokens: mean output of the arm / of the baseline",
+        ("arm", "lossless", "quality", "agree", "differ", "speedup decode", "end to end", "tokens"),
+        "agree: tokens equal to the greedy baseline's; differ: prompts where a lossless arm differs from it, by\n"
+        "near-ties of the logits / by faults; tokens: mean output of the arm / of the baseline",
     )
-    rates = _console_table(
+    rates = console_table(
         "Rates",
         ("arm", "reject", "waste", "full", "block full", "drafting", "length", "kept", "drafted", "plain", "routes"),
         "reject: examined drafts not kept; waste: drafted, not emitted; full: full passes per token;\n"
@@ -291,21 +357,26 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         "kept, drafted: per block that drafted; plain: blocks with no draft;\n"
         "routes: shares accepted / regenerated / escalated of examined drafts",
     )
-    previous = ""
+    previous: tuple[str, ...] = ()
     for line in lines(reports):
         source = line.run.data.get(line.task)
-        head = f"{line.task}, n={line.n}" + (f", {source.kind}" if source else "")
-        head += f", {line.run.run_id}" if len(reports) > 1 else ""
+        head = (
+            line.task + (f", {line.run.run_id}" if len(reports) > 1 else ""),
+            "",
+            f"n={line.n}" + (f", {source.kind}" if source else ""),
+        )
         if head != previous:
-            for table in (results, rates):
-                table.add_section()
-                table.add_row(f"[bold]{escape(head)}[/bold]")
+            results.add_section()
+            results.add_row(*(escape(cell) for cell in head), style="bold")
+            rates.add_section()
+            rates.add_row(escape(", ".join(filter(None, head))), style="bold")
         previous = head
         results.add_row(
             escape(line.arm.arm),
             "yes" if line.arm.lossless else "[bold]lossy[/bold]",
             line.quality(line.run.task_metrics[line.task], interval=False).replace("; ", "\n"),
             line.value("token_agreement"),
+            f"{line.value('near_ties', 0)}/{line.faults('[bold red]{}[/bold red]')}",
             escape(line.span("speedup_decode")),
             escape(line.span("speedup_end_to_end")),
             f"{line.value('mean_output_tokens', 1)} / {number(line.baseline.get('mean_output_tokens'), 1)}",
