@@ -4,16 +4,18 @@ Where there is no CUDA device ``Replay`` calls the function that it would have c
 is tested in ``tests/gpu``.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
 
+from harness.decode.base import Decoder, StopRule
 from harness.model.replay import Replay
 from harness.model.tiers import Tier
-from harness.sampling import Sampling
-from tests.arms import DRAFTERS, METHODS, model_of, output, tiers_with
-from tests.toys import shapes_unchecked
+from harness.sampling import RandomChooser, Sampling
+from tests.arms import DRAFTERS, METHODS, PROMPT, model_of, output, tiers_with
+from tests.toys import CPU, shapes_unchecked
 
 
 @pytest.fixture
@@ -83,3 +85,33 @@ def test_a_drafted_block_is_one_replay(pretend_graphs: None, monkeypatch: pytest
     output(method)
     drafting, verifying = (len(calls) - tiers.full.forwards, tiers.full.forwards)
     assert verifying > 5 and drafting in (verifying, verifying - 1), "the last block may have room for no draft"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_decision_reaches_the_host_by_one_read(
+    method: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a block, and a second time where VIA-SD escalates: whether the full verifier runs depends on the routes."""
+    reads = 0
+
+    def counted(name: str) -> Callable[..., object]:
+        read = getattr(torch.Tensor, name)
+
+        def reading(self: torch.Tensor, *arguments: object) -> object:
+            nonlocal reads
+            reads += 1
+            return read(self, *arguments)
+
+        return reading
+
+    model = model_of(0, torch.float64)
+    made = METHODS[method](tiers_with(model, None, False), model, DRAFTERS["self_skip"](model, ()), sampling)
+    decoder = Decoder(made)
+    decoder.prefill(PROMPT)
+    for name in ("item", "tolist", "numpy", "__int__", "__float__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name))
+    blocks = decoder.decode(StopRule(40), RandomChooser(0, CPU)).blocks
+    monkeypatch.undo()
+    escalated = 0 if method == "speculative" else sum(block.full_forwards for block in blocks if block.drafted)
+    assert reads == len(blocks) + escalated and len(blocks) > 5
