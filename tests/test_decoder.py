@@ -69,6 +69,9 @@ class Dictated:
         block = tuple(self.blocks.pop(0))
         return Block(block, asked=len(block), drafted=len(block), routes=(E,) * len(block), kept=len(block))
 
+    def finish(self, text: Sequence[int]) -> None:
+        pass
+
 
 def dictated(blocks: Sequence[Sequence[int]], stop: StopRule) -> Generation:
     return decoded(Dictated(blocks), (1,), stop)
@@ -357,6 +360,7 @@ class Ghost:
 
     name = "ghost"
     tier: Tier | None = None
+    has_probs = False
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
         assert count >= 0
