@@ -152,7 +152,7 @@ def test_every_rule_gives_the_greedy_tokens_and_carries_nothing_over(method: str
     for seed in range(10):
         prompt = (seed, 2, 3)
         again, fresh = decode(used, prompt), decode(method_of(method, SKIPPING, length), prompt)
-        assert again == fresh or (again.token_ids, again.blocks) == (fresh.token_ids, fresh.blocks)
+        assert (again.token_ids, again.blocks) == (fresh.token_ids, fresh.blocks)
         assert again.token_ids == decode(Autoregressive(tiers_of(MODEL), GREEDY), prompt).token_ids
         drafts |= {block.drafted for block in again.blocks}
         assert all(block.draft_forwards == block.drafted for block in again.blocks)

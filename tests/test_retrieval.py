@@ -14,7 +14,7 @@ from harness.drafters.ngrams import ROOT, Trie
 from harness.drafters.retrieval import Retrieval, calibration
 from harness.drafters.texts import BUILTIN, read_texts
 from harness.errors import UserError
-from harness.records import Generation
+from harness.records import BlockTrace
 from harness.sampling import RandomChooser
 from tests.toys import CPU, GREEDY, tiers_of, tiny_model
 
@@ -165,13 +165,17 @@ def test_a_full_memory_bounds_the_drafter_too() -> None:
     assert drafter.past is not None and len(drafter.past) == 20
 
 
-def generations(own_output: str, prompts: Sequence[tuple[int, ...]]) -> list[Generation]:
+def generations(
+    own_output: str, prompts: Sequence[tuple[int, ...]]
+) -> list[tuple[tuple[int, ...], tuple[BlockTrace, ...]]]:
+    """Tokens and blocks of each prompt, decoded in turn."""
     model = tiny_model(4, kept=(0, 1, 3))
     method = Speculative(tiers_of(model), GREEDY, model, 4, lambda t, s, m: Retrieval(t, s, m, own_output=own_output))
     decoder, found = Decoder(method), []
     for prompt in prompts:
         decoder.prefill(prompt)
-        found.append(decoder.decode(StopRule(20), RandomChooser(0, CPU)))
+        got = decoder.decode(StopRule(20), RandomChooser(0, CPU))
+        found.append((got.token_ids, got.blocks))
     return found
 
 
@@ -182,8 +186,8 @@ def test_only_with_run_does_a_prompt_learn_from_those_before() -> None:
     assert generations("prompt", prompts[::-1]) == alone[::-1]
     first, again, other = generations("run", prompts)
     assert first == alone[0]
-    assert again.token_ids == first.token_ids and len(again.blocks) < len(first.blocks)
-    assert other.token_ids == alone[2].token_ids
+    assert again[0] == first[0] and len(again[1]) < len(first[1])
+    assert other[0] == alone[2][0]
     assert generations("run", prompts) == [first, again, other], "each drafter has a memory of its own"
 
 
