@@ -1,6 +1,6 @@
 """Graft: which tokens are whose, with which distributions, and that the small drafter's cache stays true."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from harness.decode.speculative import Speculative
 from harness.drafters import graft as graft_module
-from harness.drafters.base import Draft, Drafter
+from harness.drafters.base import Draft
 from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.retrieval import Retrieval
@@ -17,15 +17,10 @@ from harness.errors import UserError
 from harness.model.cache import KVCache
 from harness.model.tiers import Tier
 from harness.sampling import Chooser, RandomChooser, Sampling
-from tests.toys import CPU, GREEDY, perturbed, small_lm, tiers_of, tiny_model
+from tests.toys import CPU, GREEDY, perturbed, small_lm, tiers_of, tiny_model, whole
 
 MODEL = tiny_model(1, kept=(0, 1, 3))
 VOCAB = 97
-
-
-def whole(drafter: Drafter, tokens: Sequence[int], count: int, chooser: Chooser) -> Iterator[Draft]:
-    """Pieces as on an accelerator."""
-    yield drafter.draft(tokens, count, chooser)
 
 
 class Table:

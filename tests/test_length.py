@@ -1,6 +1,6 @@
 """How long blocks are: the rules, what they cost, whom they refuse; their laws are in ``test_laws``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -13,7 +13,7 @@ from harness.decode.gate import AlwaysEscalate
 from harness.decode.length import Adaptive, Confidence, Fixed
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
-from harness.drafters.base import Draft, Drafter
+from harness.drafters.base import Draft
 from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.retrieval import Retrieval
@@ -21,15 +21,10 @@ from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
 from harness.records import Generation
 from harness.sampling import Chooser, RandomChooser, Sampling
-from tests.toys import CPU, GREEDY, DrafterFactory, drafted, scripted, tiers_of, tiny_model
+from tests.toys import CPU, GREEDY, DrafterFactory, drafted, scripted, tiers_of, tiny_model, whole
 
 MODEL = tiny_model(1, kept=(0, 1, 3))
 SKIPPING: DrafterFactory = partial(SelfSkip, mask=[0, 2])
-
-
-def whole(drafter: Drafter, tokens: Sequence[int], count: int, chooser: Chooser) -> Iterator[Draft]:
-    """Pieces as on an accelerator."""
-    yield drafter.draft(tokens, count, chooser)
 
 
 def decode(method, prompt: Sequence[int], count: int = 30) -> Generation:
@@ -149,7 +144,7 @@ def method_of(name: str, drafter: DrafterFactory, length=Fixed, sampling: Sampli
 def test_every_rule_gives_the_greedy_tokens_and_carries_nothing_over(method: str, length) -> None:
     used = method_of(method, SKIPPING, length)
     drafts: set[int] = set()
-    for seed in range(10):
+    for seed in range(6):
         prompt = (seed, 2, 3)
         again, fresh = decode(used, prompt), decode(method_of(method, SKIPPING, length), prompt)
         assert (again.token_ids, again.blocks) == (fresh.token_ids, fresh.blocks)

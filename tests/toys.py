@@ -106,6 +106,12 @@ class Mixed:
         return drafted(block)
 
 
+def whole(drafter: Drafter, tokens: Sequence[int], count: int, chooser: Chooser) -> Iterator[Draft]:
+    """In place of ``drafters.base.pieces``: as it is on an accelerator."""
+    if len(piece := drafter.draft(tokens, count, chooser)):
+        yield piece
+
+
 class BytesOf(ByteTokenizer):
     """A byte tokenizer that knows the first ``vocab_size`` tokens alone."""
 

@@ -8,10 +8,8 @@ is part of it: dropping it would select draws by their value, which changes the 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from harness.decode.accept import first_stop
-from harness.drafters.base import Draft, Drafter, Remembering, check_probs, empty, joined, pieces
+from harness.drafters.base import Draft, Drafter, Remembering, check_probs, joined, pieces
 from harness.errors import UserError
 from harness.model.transfer import to_host
 from harness.sampling import Chooser
@@ -86,7 +84,7 @@ class Confidence(Fixed):
             drafts.append(piece.first(sure + 1))
             if sure < len(piece):
                 break
-        return joined(drafts) if drafts else empty(torch.device("cpu"))
+        return joined(drafts) if drafts else self.drafter.draft(tokens, 0, chooser)
 
 
 class Adaptive(Fixed):

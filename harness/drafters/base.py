@@ -88,7 +88,7 @@ class TierDrafter:
 def draft_with(tier: Tier, sampling: Sampling, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
     """Draw ``count`` tokens one by one from ``tier``, remembering the distributions they were drawn from."""
     if count < 1:
-        return empty(tier.model.device)
+        return Draft(torch.empty(0, dtype=torch.long, device=tier.model.device))
 
     def pick(logits: Float[Tensor, "1 V"], uniform: Float[Tensor, ""]) -> tuple[Tensor, Tensor]:
         if sampling.greedy:
@@ -101,14 +101,14 @@ def draft_with(tier: Tier, sampling: Sampling, tokens: Sequence[int], count: int
 
 
 def pieces(drafter: Drafter, tokens: Sequence[int], count: int, chooser: Chooser) -> Iterator[Draft]:
-    """A block of ``drafter``, for one who may want to end it early.
+    """A block of ``drafter`` in parts that are not empty, for one who may want to end it early.
 
     Token by token where looking at each one costs nothing, so that what is not wanted is never drafted: on the CPU,
     from a tier. Whole everywhere else: on an accelerator the host would wait for every token.
     """
     if not (isinstance(drafter, TierDrafter) and drafter.tier.model.device.type == "cpu"):
-        if count > 0:
-            yield drafter.draft(tokens, count, chooser)
+        if len(piece := drafter.draft(tokens, count, chooser)):
+            yield piece
         return
     text = list(tokens)
     for _ in range(count):
@@ -127,10 +127,6 @@ def joined(drafts: Sequence[Draft]) -> Draft:
         None if probs[0] is None else torch.cat(probs),
         None if logits[0] is None else torch.cat(logits),
     )
-
-
-def empty(device: torch.device) -> Draft:
-    return Draft(torch.empty(0, dtype=torch.long, device=device))
 
 
 def check_probs(drafter: Drafter, who: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from harness.drafters.base import Draft, Drafter, check_probs, empty, joined, pieces
+from harness.drafters.base import Draft, Drafter, check_probs, joined, pieces
 from harness.drafters.retrieval import Retrieval
 from harness.errors import UserError
 from harness.model.load import Model
@@ -50,7 +50,7 @@ class Graft:
         self.name = f"graft({self.inner.name}, {threshold:g}, {self.retrieval.name})"
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
-        drafts: list[Draft] = [empty(self.retrieval.device)] if count < 1 else []
+        drafts: list[Draft] = []
         behind: list[int] = []  # the tokens of drafts, on the host
         for piece in pieces(self.inner, tokens, count, chooser):
             unsure = (piece.distributions().amax(dim=-1) < self.threshold).long()
@@ -60,10 +60,10 @@ class Graft:
                 before = behind + drafted[:place]
                 if found := self.retrieval.continuation(tokens, count - len(before), before):
                     self.cut(len(tokens) + len(before))
-                    return grafted([*drafts, piece.first(place)], found)
+                    return grafted(joined([*drafts, piece.first(place)]), found)
             drafts.append(piece)
             behind += drafted
-        return joined(drafts)
+        return joined(drafts) if drafts else self.inner.draft(tokens, 0, chooser)
 
     def cut(self, length: int) -> None:
         """Forget what ``inner`` has processed of its own behind ``length``: other tokens may come to stand there."""
@@ -74,9 +74,8 @@ class Graft:
         self.retrieval.finish(text)
 
 
-def grafted(drafts: Sequence[Draft], found: Sequence[int]) -> Draft:
-    """Drafts and behind them the tokens ``found``, which are certain."""
-    kept = joined(drafts)
+def grafted(kept: Draft, found: Sequence[int]) -> Draft:
+    """A draft and behind it the tokens ``found``, which are certain."""
     tokens = to_device(found, kept.tokens.device)
     probs = kept.probs
     if probs is not None:

@@ -58,7 +58,8 @@ class Retrieval:
         self.max_ngram = max_ngram
         self.max_nodes = max_nodes
         self.past = Trie(max_ngram, max_nodes) if own_output == "run" else None
-        self.known = calibration(tuple(text), model.tokenizer, max_ngram, max_nodes)
+        # Hashed by identity, which the protocol does not say.
+        self.known = calibration(tuple(text), model.tokenizer, max_ngram, max_nodes)  # type: ignore[arg-type]
         self.begin()
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
@@ -71,9 +72,9 @@ class Retrieval:
         for token in behind:
             places = self.walk(places, token)
         found: list[int] = []
-        while len(found) < count and (token := self.next_token(places)) is not None:
-            found.append(token)
-            places = self.walk(places, token)
+        while len(found) < count and (following := self.next_token(places)) is not None:
+            found.append(following)
+            places = self.walk(places, following)
         return found
 
     def finish(self, text: Sequence[int]) -> None:
