@@ -23,7 +23,7 @@ from harness.errors import UserError, unknown
 
 SOURCES = ("auto", "local", "hub", "builtin")
 NUMERICS = ("fastest", "fixed_shape")
-GROUPS = ("experiment", "job", "method", "gate", "drafter", "model", "task", "log")
+GROUPS = ("experiment", "job", "method", "gate", "drafter", "length", "model", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
@@ -63,6 +63,7 @@ class Settings(RunSettings):
     job: Any = None
     model: Any = None
     drafter: Any = None  # of every method that names no other
+    length: Any = None  # of drafted blocks
     gate: Any = None
     methods: dict[str, Any] = field(default_factory=dict)  # the arms, by name
     tasks: dict[str, Any] = field(default_factory=dict)

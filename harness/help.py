@@ -42,6 +42,7 @@ HINTS = {
     "method": "method=NAME or 'method=[A,B]'",
     "gate": "gate=NAME, then gate.KEY=VALUE",
     "drafter": "drafter=NAME, then drafter.KEY=VALUE",
+    "length": "length=NAME, then length.KEY=VALUE",
     "model": "model=NAME, then model.KEY=VALUE",
     "task": "task=NAME or 'task=[A,B]'",
     "log": "log=NAME",

@@ -9,7 +9,10 @@ from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate, Strictness
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
+from harness.drafters.early_exit import EarlyExit
+from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
+from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
 from harness.model.load import Model
 from harness.model.random_weights import random_transformer
@@ -23,7 +26,10 @@ from tests.toys import CPU, DrafterFactory, scripted, small_lm
 CAPACITY, VOCAB, PROMPT = 96, 97, (1, 2, 3, 1, 2)
 DRAFTERS: dict[str, Callable[[Model, Sequence[int]], DrafterFactory]] = {
     "prompt_lookup": lambda model, script: lambda t, s, m: PromptLookup(t, s, m),
+    "retrieval": lambda model, script: Retrieval,
+    "graft": lambda model, script: partial(Graft, inner=partial(SelfSkip, mask=[0, 2]), retrieval=Retrieval),
     "self_skip": lambda model, script: partial(SelfSkip, mask=[0, 2]),
+    "early_exit": lambda model, script: partial(EarlyExit, layers=2),
     "small_lm": lambda model, script: small_lm(random_transformer(model.transformer.spec, 5, model.transformer.dtype)),
     "scripted": lambda model, script: scripted(script, 0.3, VOCAB, 0),
 }

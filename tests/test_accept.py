@@ -202,6 +202,7 @@ class TableDrafter:
     """Draws from a table of its own. ``greedy``: its likeliest tokens, passed off as draws from its softmax."""
 
     name = "table"
+    has_probs = True
 
     def __init__(self, tier: Tier, sampling: Sampling, greedy: bool) -> None:
         self.tier: Tier | None = tier

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from harness.decode.gate import AlwaysEscalate, Strictness
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Draft, Drafter
+from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
+from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
 from harness.model.load import Model
@@ -68,6 +71,9 @@ class Dictated:
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
         block = tuple(self.blocks.pop(0))
         return Block(block, asked=len(block), drafted=len(block), routes=(E,) * len(block), kept=len(block))
+
+    def finish(self, text: Sequence[int]) -> None:
+        pass
 
 
 def dictated(blocks: Sequence[Sequence[int]], stop: StopRule) -> Generation:
@@ -298,12 +304,14 @@ def test_after_every_block_no_tier_is_ahead_of_the_output(name: str, monkeypatch
         assert all(full == committed - 1 or full == committed - 2 for committed, full, *_ in lengths)
 
 
-@pytest.mark.parametrize("family", ["prompt_lookup", "self_skip", "small_lm"])
+@pytest.mark.parametrize("family", ["prompt_lookup", "retrieval", "graft", "self_skip", "small_lm"])
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_carried_from_one_prompt_to_the_next(name: str, family: str) -> None:
     model = tiny_model(4, kept=(0, 1, 3))
     factories: dict[str, DrafterFactory] = {
         "prompt_lookup": PromptLookup,
+        "retrieval": Retrieval,
+        "graft": partial(Graft, inner=skipping, retrieval=Retrieval),
         "self_skip": skipping,
         "small_lm": small_lm(perturbed(model.transformer, 4, 0.2)),
     }
@@ -357,6 +365,7 @@ class Ghost:
 
     name = "ghost"
     tier: Tier | None = None
+    has_probs = False
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
         assert count >= 0

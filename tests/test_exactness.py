@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 
 import pytest
@@ -20,7 +20,10 @@ from harness.decode.gate import AlwaysEscalate
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
+from harness.drafters.early_exit import EarlyExit
+from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
+from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
 from harness.model.cache import KVCache
 from harness.model.load import Model
@@ -111,7 +114,10 @@ def self_skip(case: Case) -> DrafterFactory:
 
 FAMILIES: dict[str, Callable[[Case], DrafterFactory]] = {
     "prompt_lookup": lambda case: PromptLookup,
+    "retrieval": lambda case: Retrieval,
+    "graft": lambda case: partial(Graft, inner=self_skip(case), retrieval=Retrieval, threshold=0.5),
     "self_skip": self_skip,
+    "early_exit": lambda case: partial(EarlyExit, layers=2),
     "small_lm": lambda case: small_lm(perturbed(case.model.transformer, case.seed, noise=0.15, padding=7)),
     "scripted": lambda case: scripted(case.script, 0.3, VOCAB, case.seed),
 }

@@ -1,7 +1,9 @@
 """Exact output laws by enumeration over a 5-token vocabulary. Each law has a wrong neighbour that must fail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +12,19 @@ from torch import Tensor
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate, Gate, Literal, Strictness
+from harness.decode.length import Adaptive, Confidence, Length
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
-from harness.drafters.base import Draft
+from harness.drafters import graft as graft_module
+from harness.drafters.base import Draft, Drafter
+from harness.drafters.graft import Graft, grafted
+from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
 from harness.model.load import Model
 from harness.records import Route
-from harness.sampling import Sampling
+from harness.sampling import Chooser, Sampling
 from tests.enumeration import BranchChooser, exact_law, total_variation
-from tests.toys import shapes_unchecked, tiers_of, tiny_model
+from tests.toys import shapes_unchecked, tiers_of, tiny_model, whole
 
 PROMPT = (1, 2, 0)
 VOCAB = 5
@@ -108,6 +114,107 @@ def test_drafting_greedily_against_softmax_probabilities_breaks_the_law() -> Non
 
     want = law_of(lambda: Autoregressive(tiers_of(model), sampling), 2)
     got = law_of(lambda: Speculative(tiers_of(model), sampling, model, 1, wrong), 2)
+    assert total_variation(got, want) > 0.01
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> list[str]:
+    """Calibration text over a vocabulary of three bytes."""
+    (tmp_path / "known.txt").write_bytes(bytes([0, 1, 2, 2, 0, 2, 1, 1, 0, 1, 2]))
+    return [str(tmp_path / "known.txt")]
+
+
+class Noting(Graft):
+    """Notes how many tokens of each block are the inner drafter's own, and how many are retrieved."""
+
+    shapes: set[tuple[int, int]]
+
+    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+        draft = super().draft(tokens, count, chooser)
+        certain = 0 if draft.probs is None else int((draft.probs.amax(-1) == 1).sum())
+        self.shapes.add((len(draft) - certain, certain))
+        return draft
+
+
+@pytest.mark.parametrize(
+    ("method", "way"), [("speculative", "one by one"), ("speculative", "whole"), ("always_escalate", "one by one")]
+)
+def test_grafted_drafts_keep_the_joint_law(
+    method: str, way: str, known: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling, model = Sampling(1.0), model_of(seed=3, vocab_size=3)
+    if way == "whole":
+        monkeypatch.setattr(graft_module, "pieces", whole)
+    Noting.shapes = set()
+    drafter = partial(Noting, inner=skipping, retrieval=partial(Retrieval, text=known), threshold=0.6)
+
+    def make() -> Method:
+        if method == "speculative":
+            return Speculative(tiers_of(model), sampling, model, 2, drafter)
+        return ViaSD(tiers_of(model), sampling, model, 2, drafter, AlwaysEscalate())
+
+    want = law_of(lambda: Autoregressive(tiers_of(model), sampling), 3)
+    assert total_variation(law_of(make, 3), want) < 1e-12
+    assert {(2, 0), (1, 1), (0, 1)} <= Noting.shapes, "blocks of one's own tokens, of both, and retrieved ones"
+
+
+def test_grafting_where_the_drawn_token_was_unlikely_breaks_the_law(known: list[str]) -> None:
+    """Replacing a draw for its value, while ``probs`` has what it was drawn from and a one-hot row behind."""
+
+    class Selecting(Graft):
+        def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+            draft = self.inner.draft(tokens, count, chooser)
+            if not len(draft):
+                return draft
+            drawn_with = draft.distributions().gather(-1, draft.tokens[:, None])[:, 0].tolist()
+            for place, prob in enumerate(drawn_with):
+                found = self.retrieval.continuation(tokens, count - place, draft.tokens[:place].tolist())
+                if prob < self.threshold and found:
+                    return grafted(draft.first(place), found)
+            return draft
+
+    sampling, model = Sampling(1.0), model_of(seed=3, vocab_size=3)
+    drafter = partial(Selecting, inner=skipping, retrieval=partial(Retrieval, text=known), threshold=0.6)
+    want = law_of(lambda: Autoregressive(tiers_of(model), sampling), 3)
+    got = law_of(lambda: Speculative(tiers_of(model), sampling, model, 2, drafter), 3)
+    assert total_variation(got, want) > 0.01
+
+
+LENGTHS: dict[str, Callable[[Drafter], Length]] = {
+    "confidence": partial(Confidence, threshold=0.4),
+    "adaptive": partial(Adaptive, first=1),
+}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("method", ["speculative", "always_escalate"])
+def test_rules_for_the_length_of_a_block_keep_the_joint_law(method: str, length: str) -> None:
+    sampling, model = Sampling(1.0), model_of(seed=3, vocab_size=3)
+
+    def make() -> Method:
+        if method == "speculative":
+            return Speculative(tiers_of(model), sampling, model, 2, skipping, LENGTHS[length])
+        return ViaSD(tiers_of(model), sampling, model, 2, skipping, AlwaysEscalate(), length=LENGTHS[length])
+
+    want = law_of(lambda: Autoregressive(tiers_of(model), sampling), 3)
+    assert total_variation(law_of(make, 3), want) < 1e-12
+
+
+def test_dropping_the_unlikely_token_that_ends_a_block_breaks_the_law() -> None:
+    class Dropping(Confidence):
+        def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+            draft = super().draft(tokens, count, chooser)
+            if not len(draft):
+                return draft
+            drawn_with = draft.distributions().gather(-1, draft.tokens[:, None])[:, 0]
+            unsure = bool((drawn_with < self.threshold).any())
+            return draft.first(len(draft) - 1) if unsure else draft
+
+    sampling, model = Sampling(1.0), model_of(seed=3, vocab_size=3)
+    want = law_of(lambda: Autoregressive(tiers_of(model), sampling), 3)
+    got = law_of(
+        lambda: Speculative(tiers_of(model), sampling, model, 2, skipping, partial(Dropping, threshold=0.4)), 3
+    )
     assert total_variation(got, want) > 0.01
 
 

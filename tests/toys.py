@@ -56,6 +56,7 @@ class Scripted:
     """Drafts the next tokens of a fixed continuation, each wrong with probability ``noise`` (seeded)."""
 
     tier: Tier | None = None
+    has_probs = False
     name = "scripted"
 
     def __init__(self, script: Sequence[int], noise: float, vocab_size: int, seed: int) -> None:
@@ -88,6 +89,7 @@ class Mixed:
         self.inner = inner
         self.name = inner.name
         self.tier = inner.tier
+        self.has_probs = False
         self.script = tuple(script)
         self.cuts = cuts
         self.vocab_size = vocab_size
@@ -102,6 +104,12 @@ class Mixed:
         if cut < len(block):
             block[cut] = (block[cut] + 1) % self.vocab_size
         return drafted(block)
+
+
+def whole(drafter: Drafter, tokens: Sequence[int], count: int, chooser: Chooser) -> Iterator[Draft]:
+    """In place of ``drafters.base.pieces``: as it is on an accelerator."""
+    if len(piece := drafter.draft(tokens, count, chooser)):
+        yield piece
 
 
 class BytesOf(ByteTokenizer):

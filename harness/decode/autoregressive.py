@@ -28,3 +28,6 @@ class Autoregressive:
 
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
         return plain_step(self.tiers.full, self.sampling, tokens, 0, chooser)
+
+    def finish(self, text: Sequence[int]) -> None:
+        pass

@@ -50,6 +50,10 @@ class Method(Protocol):
 
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block: ...
 
+    def finish(self, text: Sequence[int]) -> None:
+        """The last block of a prompt is done; ``text`` is the prompt with its output."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
@@ -129,6 +133,7 @@ class Decoder:
             tiers.rollback(len(self.prompt) + len(output) - 1)
             draft, slim, full = (now - then for now, then in zip(self.forwards(), before, strict=True))
             blocks.append(clipped(block, start, len(output) - start, draft, slim, full))
+        self.method.finish((*self.prompt, *output))
         spent = tuple(now - then for now, then in zip(self.seconds(), seconds, strict=True))
         return Generation(tuple(output), tuple(blocks), reason, spent if tiers.model.device.type == "cpu" else None)
 

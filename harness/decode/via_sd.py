@@ -9,6 +9,7 @@ from torch import Tensor
 from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
 from harness.decode.gate import Gate, routes_of
+from harness.decode.length import Fixed, Length
 from harness.decode.speculative import check_gamma
 from harness.drafters.base import Draft, Drafter
 from harness.errors import UserError
@@ -52,6 +53,7 @@ class ViaSD:
         drafter: Callable[[Tiers, Sampling, Model], Drafter],
         gate: Gate,
         gate_probs: str = "raw",
+        length: Callable[[Drafter], Length] = Fixed,
     ) -> None:
         check_gamma(gamma)
         if gate_probs not in GATE_PROBS:
@@ -68,6 +70,7 @@ class ViaSD:
         self.gate_probs = gate_probs
         self.slim = tiers.provisional("slim", model.slim_mask.layers)
         self.drafter = drafter(tiers, sampling, model)
+        self.length = length(self.drafter)
 
     @property
     def lossless(self) -> bool:
@@ -75,7 +78,7 @@ class ViaSD:
 
     @property
     def drafter_name(self) -> str:
-        return self.drafter.name
+        return self.length.name
 
     @property
     def gate_name(self) -> str:
@@ -85,8 +88,8 @@ class ViaSD:
         return self.drafter.tier, self.slim
 
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
-        asked = min(self.gamma, remaining)
-        draft = self.drafter.draft(tokens, asked, chooser)
+        asked = min(self.length.ask(self.gamma), remaining)
+        draft = self.length.draft(tokens, asked, chooser)
         drafted = len(draft)
         if not drafted:
             return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
@@ -99,6 +102,7 @@ class ViaSD:
         drafts, known = read[:drafted], read[drafted:]
         if kept < drafted and known[kept] == ESCALATE:
             kept, last = self.escalate(tokens, draft, codes, known, slim_logits, chooser)
+        self.length.note(drafted, kept)
         return Block(
             tokens=(*drafts[:kept], *([last] if kept < drafted else [])),
             asked=asked,
@@ -106,6 +110,9 @@ class ViaSD:
             routes=routes_of(known[: kept + 1]),
             kept=kept,
         )
+
+    def finish(self, text: Sequence[int]) -> None:
+        self.length.finish(text)
 
     def escalate(
         self,

@@ -18,6 +18,7 @@ class PromptLookup:
     """
 
     tier = None
+    has_probs = False
 
     def __init__(self, tiers: Tiers, sampling: Sampling, model: Model, max_ngram: int = 3, min_ngram: int = 1) -> None:
         if not 1 <= min_ngram <= max_ngram:

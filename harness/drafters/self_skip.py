@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from harness.drafters.base import Draft, draft_with
+from harness.drafters.base import TierDrafter
 from harness.model.load import Model
 from harness.model.slim import evenly_spaced, read_mask
 from harness.model.tiers import Tiers
-from harness.sampling import Chooser, Sampling
+from harness.sampling import Sampling
 
 
-class SelfSkip:
+class SelfSkip(TierDrafter):
     """Keeps the layers of ``mask`` (a file or a list), or skips evenly spaced ones at ``skip_ratio``.
 
     Runs on the committed entries of the full verifier's cache, so it needs no cache and no prefill of its own.
@@ -25,9 +25,5 @@ class SelfSkip:
     ) -> None:
         depth = model.transformer.spec.layers
         layer_mask = evenly_spaced(depth, skip_ratio) if mask is None else read_mask(mask, depth)
-        self.name = f"self_skip({layer_mask.skip_ratio:.2g})"
-        self.sampling = sampling
-        self.tier = tiers.provisional("draft", layer_mask.layers)
-
-    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
-        return draft_with(self.tier, self.sampling, tokens, count, chooser)
+        name = f"self_skip({layer_mask.skip_ratio:.2g})"
+        super().__init__(name, tiers.provisional("draft", layer_mask.layers), sampling)

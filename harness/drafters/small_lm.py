@@ -1,19 +1,18 @@
 """A smaller checkpoint with the same tokenizer drafts."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from harness.drafters.base import Draft, draft_with
+from harness.drafters.base import TierDrafter
 from harness.errors import UserError
 from harness.model.load import Model, load_tokenizer, load_transformer
 from harness.model.tiers import Tiers
 from harness.model.tokenizer import Tokenizer
 from harness.model.transformer import Transformer
-from harness.sampling import Chooser, Sampling
+from harness.sampling import Sampling
 
 
-class SmallLM:
+class SmallLM(TierDrafter):
     """Any checkpoint folder of a supported architecture whose tokenizer is the full verifier's.
 
     Embedding and head may be padded to other sizes than the full verifier's: both heads end at the last token the
@@ -36,12 +35,7 @@ class SmallLM:
                 f"drafter {path!r} has another tokenizer than {model.name!r} ({tokenizer.vocab_size} and "
                 f"{model.tokenizer.vocab_size} tokens); token ids would not mean the same."
             )
-        self.name = f"small_lm({folder.name})"
-        self.sampling = sampling
-        self.tier = tiers.independent("draft", small)
-
-    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
-        return draft_with(self.tier, self.sampling, tokens, count, chooser)
+        super().__init__(f"small_lm({folder.name})", tiers.independent("draft", small), sampling)
 
 
 @lru_cache(maxsize=2)
