@@ -76,7 +76,10 @@ class Sight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What layers have in common besides their weights' shapes: window, rotary table of every position, device."""
+    """What layers have in common besides their weights' shapes: window, rotary table of every position, device.
+
+    ``dtype`` is that of the masks.
+    """
 
     window: int | None
     table: tuple[Float[Tensor, "P D"], Float[Tensor, "P D"]] | None
@@ -125,7 +128,6 @@ class Transformer:
         self.layer_devices = tuple(layer.qkv.device for layer in weights.layers)
         self.devices = tuple(dict.fromkeys((self.input_device, *self.layer_devices, self.device)))
         self.compute_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.kinds, self.kind_of = layer_kinds(spec, self.layer_devices, self.compute_dtype)
         self.norm = offset_rms_norm if spec.offset_norm else rms_norm
         self.activate = ACTIVATIONS[spec.activation]
         self.attn_scale = spec.attn_scale or spec.head_dim**-0.5
@@ -133,6 +135,8 @@ class Transformer:
         self.embed_scale = spec.embed_scale and torch.tensor(spec.embed_scale, dtype=self.dtype).item()
         # On a CPU in low precision torch's fused attention is the faster one; it knows no soft-cap.
         self.fused_attention = spec.attn_softcap is None and self.dtype.itemsize == 2 and self.device.type == "cpu"
+        masks = self.dtype if self.fused_attention else self.compute_dtype
+        self.kinds, self.kind_of = layer_kinds(spec, self.layer_devices, self.compute_dtype, masks)
 
     def with_vocabulary(self, size: int) -> "Transformer":
         """The same weights with a head of the first ``size`` rows: padding rows beyond a tokenizer are never drawn.
@@ -249,12 +253,7 @@ class Transformer:
     ) -> Float[Tensor, "H S D"]:
         """Torch's fused attention, whose scores are never stored."""
         return F.scaled_dot_product_attention(
-            query[None],
-            keys[None],
-            values[None],
-            None if mask is None else mask.to(self.dtype),
-            scale=self.attn_scale,
-            enable_gqa=True,
+            query[None], keys[None], values[None], mask, scale=self.attn_scale, enable_gqa=True
         )[0]
 
     def grouped(
@@ -309,9 +308,9 @@ def softcap_(x: Float[Tensor, "*shape"], cap: float) -> Float[Tensor, "*shape"]:
 
 
 def layer_kinds(
-    spec: ModelSpec, devices: Sequence[torch.device], dtype: torch.dtype
+    spec: ModelSpec, devices: Sequence[torch.device], dtype: torch.dtype, masks: torch.dtype
 ) -> tuple[list[LayerKind], list[int]]:
-    """The different kinds of layers, and each layer's index among them. Tables are shared where they are equal."""
+    """The different kinds of layers, and each layer's index among them. Equal tables, in ``dtype``, are shared."""
     shapes = [(spec.window_of(index), spec.rope_of(index), device) for index, device in enumerate(devices)]
     tables = {
         (rope, device): rotary_table(rope, spec.head_dim, spec.max_positions, dtype, device)
@@ -320,7 +319,7 @@ def layer_kinds(
     }
     distinct = list(dict.fromkeys(shapes))
     kinds = [
-        LayerKind(window, None if rope is None else tables[rope, device], dtype, device)
+        LayerKind(window, None if rope is None else tables[rope, device], masks, device)
         for window, rope, device in distinct
     ]
     return kinds, [distinct.index(shape) for shape in shapes]
