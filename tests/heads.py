@@ -65,7 +65,7 @@ def tensors_of(kind: str, model: Transformer, seed: int, noise: float = 0.05) ->
 def build(kind: str, tensors: Mapping[str, Tensor], verifier: Transformer, kept: Tensor | None = None) -> Any:
     """The head of these tensors."""
     make = {"mtp": mtp.mtp_head, "medusa": medusa.medusa_heads}.get(kind, eagle.eagle_head)
-    return make(CONFIGS[kind], tensors, verifier, kept)  # type: ignore[operator]
+    return make(CONFIGS[kind], tensors, verifier, kept)
 
 
 def head_drafter(

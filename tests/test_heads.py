@@ -23,6 +23,9 @@ from tests.test_exactness import FAMILIES, METHODS, sweep
 from tests.toys import CPU, GREEDY, shapes_unchecked, tiers_of, tiny_model
 
 KINDS = tuple(CONFIGS)
+SKIPPING = Strictness(0.3, 0.001)
+"""Nearly never escalates, however bad the drafts: the full tier falls behind."""
+
 RECURRENT = ("eagle", "fused", "mtp")
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 
@@ -82,14 +85,18 @@ def test_medusa_drafts_each_place_from_its_own_head() -> None:
 
 
 def stepped(method: Method, prompt: Sequence[int], blocks: int) -> list[int]:
-    """Decode step by step as ``Decoder`` does, and compare the head's cache with a fresh one behind each."""
-    tokens = list(prompt)
+    """Decode step by step as ``Decoder`` does, and compare the head's cache with a fresh one behind each.
+
+    Returns how many of its rows were made of slim features each time.
+    """
+    tokens, slim_rows = list(prompt), []
     method.tiers.prefill(tokens)
     for turn in range(blocks):
         tokens += method.step(tuple(tokens), 99, RandomChooser(turn, CPU)).tokens
         method.tiers.rollback(len(tokens) - 1)
         check_fresh(method, tokens)
-    return tokens
+        slim_rows.append(method.drafter.tier.cache.length - method.drafter.tier.solid)  # type: ignore[attr-defined]
+    return slim_rows
 
 
 def check_fresh(method: Method, tokens: Sequence[int]) -> None:
@@ -114,23 +121,20 @@ def check_fresh(method: Method, tokens: Sequence[int]) -> None:
 @pytest.mark.parametrize("kind", RECURRENT)
 @pytest.mark.parametrize("source", ["slim", "catch_up"])
 def test_a_heads_cache_is_fresh_after_every_history(source: str, kind: str) -> None:
-    seen_slim = 0
+    slim_rows: list[int] = []
     for seed in range(4):
         model = model_of(seed)
         for make in (
             lambda tiers, drafter: Speculative(tiers, GREEDY, model, 4, drafter),  # noqa: B023
-            lambda tiers, drafter: ViaSD(tiers, Sampling(0.8), model, 4, drafter, Strictness()),  # noqa: B023
+            lambda tiers, drafter: ViaSD(tiers, Sampling(0.8), model, 4, drafter, SKIPPING),  # noqa: B023
             lambda tiers, drafter: ViaSD(tiers, GREEDY, model, 3, drafter, AlwaysEscalate()),  # noqa: B023
         ):
             tiers = tiers_of(model)
             method = make(tiers, head_drafter(kind, seed, source))
             with shapes_unchecked():
-                tokens = stepped(method, TOKENS, 8)
-            tier = method.drafter.tier
-            assert isinstance(tier, HeadTier)
-            seen_slim += tier.cache.length > tier.solid
-            assert len(tokens) >= len(TOKENS) + 8
-    assert (seen_slim > 0) == (source == "slim"), "the slim tier's features are used where they were asked for"
+                slim_rows += stepped(method, TOKENS, 8)
+    assert (max(slim_rows) > 1) == (source == "slim"), "the slim tier's features are used where they were asked for"
+    assert min(slim_rows) == 0
 
 
 def test_a_stale_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +149,7 @@ def test_a_stale_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeadTier, "extend", forgetful)
     model = model_of(0)
     with pytest.raises(AssertionError):
-        stepped(Speculative(tiers_of(model), GREEDY, model, 4, head_drafter("eagle", 0, noise=1.0)), TOKENS, 8)
+        stepped(Speculative(tiers_of(model), GREEDY, model, 4, head_drafter("eagle", 0)), TOKENS, 8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +157,7 @@ def test_catching_up_is_a_full_forward_and_slim_features_are_none(kind: str) -> 
     counts = {}
     for source in ("slim", "catch_up"):
         model = model_of(2)
-        method = ViaSD(tiers_of(model), Sampling(0.8), model, 4, head_drafter(kind, 2, source), Strictness())
+        method = ViaSD(tiers_of(model), Sampling(0.8), model, 4, head_drafter(kind, 2, source), SKIPPING)
         decoder = Decoder(method)
         decoder.prefill(TOKENS)
         got = decoder.decode(StopRule(60), RandomChooser(0, CPU))
@@ -214,7 +218,7 @@ def test_nothing_is_carried_from_prompt_to_prompt(source: str, kind: str) -> Non
     model = model_of(1)
 
     def decoder() -> Decoder:
-        return Decoder(ViaSD(tiers_of(model), Sampling(0.7), model, 4, head_drafter(kind, 1, source), Strictness()))
+        return Decoder(ViaSD(tiers_of(model), Sampling(0.7), model, 4, head_drafter(kind, 1, source), SKIPPING))
 
     def output(one: Decoder, prompt: Sequence[int]) -> object:
         one.prefill(prompt)
@@ -253,7 +257,7 @@ def test_graphs_and_fixed_shapes_give_the_same_tokens(
         for seed, sampling in ((0, GREEDY), (1, Sampling(0.8))):
             model = model_of(seed)
             tiers = Tiers(model.transformer, model.transformer.new_cache(128), block)
-            decoder = Decoder(ViaSD(tiers, sampling, model, 5, head_drafter(kind, seed), Strictness()))
+            decoder = Decoder(ViaSD(tiers, sampling, model, 5, head_drafter(kind, seed), SKIPPING))
             decoder.prefill(TOKENS * 3)
             found.append(decoder.decode(StopRule(40), RandomChooser(seed, CPU)).token_ids)
             replays.append(decoder.method.tiers.others[-1].replays)

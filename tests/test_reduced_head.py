@@ -1,7 +1,7 @@
 """Drafters whose head has a choice of tokens, and drafters that run between parts of the verifier."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from harness.model.tiers import Tiers
 from harness.model.toy import toy_spec
 from harness.sampling import Chooser, RandomChooser, Sampling
 from tests.enumeration import exact_law, total_variation
-from tests.toys import CPU, GREEDY, shapes_unchecked, tiers_of, tiny_model, write_checkpoint
+from tests.toys import CPU, GREEDY, DrafterFactory, shapes_unchecked, tiers_of, tiny_model, write_checkpoint
 
 MADE_BY = {"command": "python -m harness", "data": "none", "seed": 0, "seconds": 1.0, "held_out": {}}
 PROMPT = (1, 2, 0)
@@ -55,7 +55,7 @@ class ClaimsTheWholeHead(SmallLM):
         return Draft(draft.tokens, 0.5 * draft.probs + 0.5 / draft.probs.shape[-1])
 
 
-METHODS = {
+METHODS: dict[str, Callable[[Model, Sampling, DrafterFactory], Method]] = {
     "speculative": lambda model, sampling, drafter: Speculative(tiers_of(model), sampling, model, 2, drafter),
     "always_escalate": lambda model, sampling, drafter: ViaSD(
         tiers_of(model), sampling, model, 2, drafter, AlwaysEscalate()
