@@ -20,11 +20,15 @@ from harness.decode.base import Decoder
 from harness.decode.gate import Strictness
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
+from harness.drafters.base import Draft
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.self_skip import SelfSkip
 from harness.help import CONF, options
+from harness.model.load import Model
+from harness.model.tiers import Tiers
 from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import toy_model
+from harness.sampling import Chooser, Sampling
 from harness.store import find_runs, read, read_config
 from tasks.qa import QuestionAnswering
 from tasks.reasoning import Reasoning
@@ -310,3 +314,33 @@ def test_two_tasks_of_one_kind_are_two_tasks(tmp_path: Path) -> None:
         (name, example.id) for name in ("qa", "brief") for example in qa().load(2, 0)[0]
     }
     assert len(set(data.run.prompts_sha.values())) == 2
+
+
+# What a run says when it is over.
+
+
+class NeverRight(SelfSkip):
+    """Drafts the tokens that the full verifier likes least."""
+
+    def __init__(self, tiers: Tiers, sampling: Sampling, model: Model) -> None:
+        super().__init__(tiers, sampling, model)
+        self.model = model.transformer
+
+    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+        layers = range(self.model.spec.layers)
+        logits = self.model.forward(torch.tensor(tokens), self.model.new_cache(len(tokens)), layers, rows=1)
+        return Draft(logits.argmin(-1).expand(count).clone())
+
+
+DRAFTED = [(NeverRight, 40, True), (NeverRight, 10, False), (SelfSkip, 40, False)]
+
+
+@pytest.mark.parametrize(("drafter", "new_tokens", "warned"), DRAFTED)
+def test_a_drafter_of_which_nothing_is_kept_is_warned_of(
+    drafter: type, new_tokens: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = {"speculative": partial(Speculative, gamma=3, drafter=drafter)}
+    run_bench(tmp_path, methods=arms, limit=2, max_new_tokens=new_tokens)
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("speculative: mean_accept_length is 1.0 over" in said) == warned
+    assert ("is broken or made for another model" in said) == warned

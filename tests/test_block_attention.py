@@ -62,7 +62,7 @@ def block_logits(model: Transformer, filled: KVCache, tokens: Tensor, fixed: boo
         return model.forward(tokens, filled, layers, rows=len(tokens))
     start = torch.tensor(filled.begin(LONGEST_BLOCK))
     padded = torch.nn.functional.pad(tokens, (0, LONGEST_BLOCK - len(tokens)))
-    logits = model.fixed_forward(padded, start, filled.layers, layers)
+    logits, _ = model.fixed_forward(padded, start, filled.layers, layers)
     filled.append(len(tokens))
     return logits[: len(tokens)]
 

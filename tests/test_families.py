@@ -163,7 +163,7 @@ def test_norms_and_embedding_round_as_published_in_bfloat16(tmp_path: Path) -> N
     model = load_transformer(tmp_path, "bfloat16", "cpu")
     assert model.embed_scale is not None and model.embed_scale != 48**0.5
     assert torch.equal(theirs(torch.arange(101)), model.weights.embed * model.embed_scale)
-    assert model.weights.layers[0].attn_norm.dtype == torch.float32
+    assert model.weights.layers[0].mlp_norm.dtype == torch.float32
 
 
 BASE = AutoConfig.for_model("llama", hidden_size=48, num_attention_heads=4).to_dict()

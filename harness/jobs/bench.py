@@ -31,6 +31,9 @@ from harness.scoring import METRICS
 from harness.store import RunFolder, check_writable, new_run_id, read_config
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
 
+ENOUGH_BLOCKS = 50
+"""Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
+
 
 class Task(Protocol):
     """What the bench asks of a task (``tasks/``)."""
@@ -116,6 +119,7 @@ def bench(
         raise
     finally:
         log.close()
+    warn_of_drafters(run, samples, screen)
     write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
     screen.print(f"run folder {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return folder.path
@@ -126,6 +130,21 @@ def warn_of_load(run: RunRecord, screen: Console) -> None:
     load, cores = float(run.env.get("load_average", 0)), int(run.env["cores"])
     if load > cores / 2:
         screen.print(f"load average {load} on {cores} cores: timings will be noisy; the table shows it", style="yellow")
+
+
+def warn_of_drafters(run: RunRecord, samples: Sequence[SampleRecord], screen: Console) -> None:
+    """Say so when not one draft of an arm was ever kept, though there were many: chance does not look like that."""
+    for arm in run.arms:
+        blocks = [
+            block for sample in samples if sample.arm == arm.arm for block in sample.generation.blocks if block.drafted
+        ]
+        if len(blocks) >= ENOUGH_BLOCKS and all(block.emitted == 1 for block in blocks):
+            screen.print(
+                f"{arm.arm}: mean_accept_length is 1.0 over {len(blocks)} drafted blocks: the drafter {arm.drafter} "
+                "is broken or made for another model",
+                style="yellow",
+                markup=False,
+            )
 
 
 def make_prompt(model: Model, name: str, task: Task, example: Example) -> Prompt:

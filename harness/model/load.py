@@ -124,6 +124,9 @@ Shape = tuple[int, ...]
 Stack = list[tuple[str, Shape]]
 """Tensors of a checkpoint, by name and shape, that make one of ours when put below each other."""
 
+Read = Callable[[str], Tensor]
+"""A tensor of a checkpoint by its name."""
+
 NORMS = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 NORMS_BOTH_SIDES = {
     "attn_norm": "input_layernorm",
@@ -136,12 +139,16 @@ NORMS_BOTH_SIDES = {
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-def matrices(spec: ModelSpec, index: int) -> dict[str, Stack]:
-    """What each field of ``LayerWeights`` but the norms is made of."""
+def matrices(spec: ModelSpec, index: int, read_width: int | None = None) -> dict[str, Stack]:
+    """What each field of ``LayerWeights`` but the norms is made of; attention reads ``read_width`` values, None: E."""
     base, width, inner = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     fused: dict[str, tuple[bool, int, dict[str, int]]] = {  # field -> has a bias, columns, rows of each part
-        "qkv": (spec.qkv_bias, width, {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}),
+        "qkv": (
+            spec.qkv_bias,
+            read_width or width,
+            {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key},
+        ),
         "out": (spec.out_bias, query, {"self_attn.o_proj": width}),
         "gate_up": (spec.mlp_bias, width, {"mlp.gate_proj": inner, "mlp.up_proj": inner}),
         "down": (spec.mlp_bias, inner, {"mlp.down_proj": width}),
@@ -210,29 +217,44 @@ class WeightReader:
         return Weights(embed, layers, norm, head)
 
     def layer(self, index: int, place: torch.device) -> LayerWeights:
-        parts = {field: self.fill(stack, place) for field, stack in matrices(self.spec, index).items()}
-        parts |= {field: pack(part) for field, part in parts.items() if part.dim() == 2}
-        gains = {field: self.gain(part, place) for field, part in norms(self.spec, index).items()}
-        if self.spec.qk_norm:
-            heads = (self.spec.heads, self.spec.kv_heads)
-            each = [gains.pop(name).expand(n, 1, -1) for name, n in zip(("q_norm", "k_norm"), heads, strict=True)]
-            gains["qk_norm"] = torch.cat(each)
-        return LayerWeights(**parts, **gains)
+        return layer_weights(self.spec, index, self.checkpoint.read, self.dtype, place)
 
     def fill(self, stack: Stack, place: torch.device) -> Tensor:
-        """One tensor of ours, cast and moved part by part: at no time is a second copy of the whole in memory."""
-        rows = sum(shape[0] for _, shape in stack)
-        filled = torch.empty((rows, *stack[0][1][1:]), dtype=self.dtype, device=place)
-        begin = 0
-        for name, shape in stack:
-            filled[begin : begin + shape[0]].copy_(self.checkpoint.read(name))
-            begin += shape[0]
-        return filled
+        return fill(stack, self.checkpoint.read, self.dtype, place)
 
     def gain(self, part: tuple[str, Shape], place: torch.device) -> Tensor:
-        """What a norm multiplies by, as ``LayerWeights`` has it."""
-        weight = self.fill([part], place)
-        return 1 + weight.to(torch.promote_types(self.dtype, torch.float32)) if self.spec.offset_norm else weight
+        return gain(part, self.checkpoint.read, self.dtype, place, self.spec.offset_norm)
+
+
+def layer_weights(
+    spec: ModelSpec, index: int, read: Read, dtype: torch.dtype, place: torch.device, read_width: int | None = None
+) -> LayerWeights:
+    """One layer from the tensors that ``matrices`` and ``norms`` name, its matrices packed."""
+    parts = {field: fill(stack, read, dtype, place) for field, stack in matrices(spec, index, read_width).items()}
+    parts |= {field: pack(part) for field, part in parts.items() if part.dim() == 2}
+    gains = {field: gain(part, read, dtype, place, spec.offset_norm) for field, part in norms(spec, index).items()}
+    if spec.qk_norm:
+        heads = (spec.heads, spec.kv_heads)
+        each = [gains.pop(name).expand(n, 1, -1) for name, n in zip(("q_norm", "k_norm"), heads, strict=True)]
+        gains["qk_norm"] = torch.cat(each)
+    return LayerWeights(**parts, **gains)
+
+
+def fill(stack: Stack, read: Read, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """One tensor of ours, cast and moved part by part: at no time is a second copy of the whole in memory."""
+    rows = sum(shape[0] for _, shape in stack)
+    filled = torch.empty((rows, *stack[0][1][1:]), dtype=dtype, device=place)
+    begin = 0
+    for name, shape in stack:
+        filled[begin : begin + shape[0]].copy_(read(name))
+        begin += shape[0]
+    return filled
+
+
+def gain(part: tuple[str, Shape], read: Read, dtype: torch.dtype, place: torch.device, offset: bool) -> Tensor:
+    """What a norm multiplies by, as ``LayerWeights`` has it."""
+    weight = fill([part], read, dtype, place)
+    return 1 + weight.to(torch.promote_types(dtype, torch.float32)) if offset else weight
 
 
 def spread(layers: int, places: Sequence[torch.device]) -> list[torch.device]:
