@@ -1,0 +1,241 @@
+"""Train a drafter on what the full verifier writes, and store it with its card. Read top to bottom.
+
+A run that was killed goes on when the same command is given again: texts from the last whole file, training from the
+last checkpoint.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.config import FILE_NAME
+from harness.drafters.weights import CARD, HEAD_TOKENS, save_drafter
+from harness.environment import environment, git_state
+from harness.errors import UserError, unknown
+from harness.jobs.bench import Task, make_prompt
+from harness.log import Logger
+from harness.model.load import Model
+from harness.records import DataSource
+from harness.store import check_writable, write_atomic
+from harness.training.data import TextData, prepare
+from harness.training.distil import Distillation, measure
+from harness.training.loop import Schedule, Training
+from harness.training.recipe import Recipe, Source
+from harness.training.students import STUDENTS, Student
+from harness.training.verifier import borrow, checkpoint_folder, layer_choice
+
+OBJECTIVES = ("kd",)
+IDENTITY, LOG = "training.json", "log.jsonl"
+
+
+def train_drafter(
+    model: Callable[..., Model],
+    tasks: Mapping[str, Task],
+    log: Logger,
+    results_dir: str,
+    seed: int,
+    kind: str,
+    objective: str,
+    layers: list[int],
+    head_tokens: int,
+    data: Recipe,
+    schedule: Schedule,
+    drafter_name: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write ``drafters/<name>/`` under ``results_dir``; checkpoints and log go to ``training/<name>/``.
+
+    Args:
+        kind: drafter family, one of ``STUDENTS``.
+        objective: ``kd``, forward KL on written texts.
+        layers: of the verifier, to start from; negative ones are counted from its end.
+        head_tokens: rows of the verifier's head, of the most frequent tokens, that the drafter may say.
+        data: what the verifier writes.
+        drafter_name: None: made of the model's name and the kind.
+        overwrite: begin anew where a drafter or a training of that name exists.
+
+    Raises:
+        UserError: bad settings, anything missing, or a training folder of other settings.
+    """
+    screen = Console(stderr=True)
+    if kind not in STUDENTS:
+        raise unknown("job.kind", kind, STUDENTS)
+    if objective not in OBJECTIVES:
+        raise unknown("job.objective", objective, OBJECTIVES)
+    if head_tokens < 1:
+        raise UserError(f"job.head_tokens={head_tokens}: want at least 1.")
+    if not tasks:
+        raise UserError("no task is chosen: write task=paper_four, or another of `python -m harness --help`.")
+    for folder in ("drafters", "training"):
+        check_writable(Path(results_dir) / folder)
+    rows = {name: task.calibration(data.calibration, seed) for name, task in tasks.items()}
+    full = model(slim_mask=None, notify=lambda line: screen.print(line, style="dim", highlight=False))
+    checkpoint_folder(full)
+    chosen = layer_choice(layers, full.transformer.spec.layers)
+    name = drafter_name or f"{full.slug}_{kind}"
+    if not FILE_NAME.fullmatch(name):
+        raise UserError(f"job.drafter_name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
+    output, work = Path(results_dir) / "drafters" / name, Path(results_dir) / "training" / name
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+        console=screen,
+    ) as progress:
+        identity = {
+            **{"model": full.name, "kind": kind, "objective": objective, "layers": chosen, "seed": seed},
+            **{"head_tokens": head_tokens, "data": asdict(data), "schedule": asdict(schedule)},
+            "rows": {key: source.sha256 for key, (_, source) in rows.items()},
+        }
+        claim(work, output, identity, overwrite)
+        texts = write_texts(full, tasks, rows, data, seed, progress)
+        borrowed = borrow(full, texts.frequent(head_tokens))
+        student = STUDENTS[kind](borrowed, chosen)
+        training = Training(student, texts, schedule, seed, work, Distillation(student, texts, schedule.prompt_weight))
+        if training.resume():
+            screen.print(f"going on after step {training.at.step}", style="dim", highlight=False)
+        follow(training, student, work, log, progress)
+    held_out = measure(student, texts, schedule.batch_tokens)
+    save(output, student, training, texts, identity, held_out)
+    screen.print(
+        f"{training.at.step} steps, {training.at.seconds:.0f} s; held out: "
+        + ", ".join(f"{key} {value:.3f}" for key, value in held_out.items())
+        + f"; wrote {output}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return output
+
+
+def claim(work: Path, output: Path, identity: Mapping[str, Any], overwrite: bool) -> None:
+    """Make ``work`` the folder of these settings, or find that it is.
+
+    Raises:
+        UserError: it, or a drafter of that name, was made with others, and may not be overwritten.
+    """
+    path = work / IDENTITY
+    text = json.dumps(identity, indent=2) + "\n"
+    if overwrite:
+        for file in work.glob("*"):
+            file.unlink()
+    elif path.is_file() and path.read_text() != text:
+        old = json.loads(path.read_text())
+        differing = ", ".join(key for key in identity if old.get(key) != identity[key])
+        raise UserError(
+            f"{work} is a training with other settings ({differing}): choose another job.drafter_name=NAME, or begin "
+            "anew with job.overwrite=true."
+        )
+    elif not path.is_file() and (output / CARD).is_file():
+        raise UserError(f"{output} exists: choose another job.drafter_name=NAME, or replace it: job.overwrite=true.")
+    write_atomic(path, text)
+
+
+def write_texts(
+    full: Model,
+    tasks: Mapping[str, Task],
+    rows: Mapping[str, tuple[list[Any], DataSource]],
+    data: Recipe,
+    seed: int,
+    progress: Progress,
+) -> TextData:
+    """The texts of the recipe, read or written."""
+    sources = [
+        Source(
+            name,
+            tasks[name].template.split("{input}")[0],
+            tuple(example.input for example in found),
+            tuple(make_prompt(full, name, tasks[name], example).ids for example in found),
+        )
+        for name, (found, _) in rows.items()
+    ]
+    bar = progress.add_task("writing texts", total=data.held_out + data.sequences, said="")
+
+    def show(done: int, count: int, speed: float) -> None:
+        progress.update(bar, completed=done, total=count, said=f"{done}/{count}, {speed:.0f} tokens/s")
+
+    described = {name: {"source": f"{s.kind}: {s.location}", "sha256": s.sha256} for name, (_, s) in rows.items()}
+    return prepare(full, data, sources, described, seed, show)
+
+
+def follow(training: Training, student: Student, work: Path, log: Logger, progress: Progress) -> None:
+    """Run the training; its numbers to the screen, to ``log.jsonl`` and to the logger."""
+    schedule = training.schedule
+    path = work / LOG
+    keep_until(path, training.at.step)
+    bar = progress.add_task("training", total=1.0, said="")
+    measured = training.at.seconds
+    for numbers in training.run():
+        at = training.at
+        said = f"step {at.step}, loss {numbers['loss']:.3f}, lr {numbers['lr']:.1e}, {numbers['tokens_s']:.0f} tokens/s"
+        progress.update(bar, completed=schedule.passed(at.step, at.seconds), said=said)
+        line: dict[str, float] = {}
+        if at.step % schedule.log_steps == 0:
+            line |= numbers
+        if at.seconds - measured >= 60 * schedule.eval_minutes:
+            line |= measure(student, training.data, schedule.batch_tokens)
+            measured = at.seconds
+        if line:
+            line |= {"step": at.step, "epoch": at.epoch, "seconds": at.seconds, "tokens": at.tokens}
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            log.numbers(at.step, line)
+    progress.update(bar, completed=1.0)
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop what a killed run logged behind its last checkpoint, and a half-written line."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    write_atomic(path, "".join(kept))
+
+
+def save(
+    output: Path,
+    student: Student,
+    training: Training,
+    texts: TextData,
+    identity: Mapping[str, Any],
+    held_out: Mapping[str, float],
+) -> None:
+    """The drafter's folder with its card."""
+    commit, dirty = git_state()
+    recipe = texts.recipe
+    card = {
+        "command": f"python -m harness {shlex.join(sys.argv[1:])}",
+        "data": (
+            f"{len(texts.trained)} texts, {texts.tokens} tokens, written by the full verifier in {recipe['dtype']} "
+            f"(digest {texts.digest}; harness/training/recipe.py; {json.dumps(identity['data'])}; calibration rows of "
+            + ", ".join(f"{name}: {row['source']}" for name, row in recipe["rows"].items())
+            + ")"
+        ),
+        "seed": identity["seed"],
+        "seconds": round(training.at.seconds, 1),
+        "held_out": {key: round(value, 4) for key, value in held_out.items()},
+        "objective": identity["objective"],
+        "verifier_layers": identity["layers"],
+        "schedule": identity["schedule"],
+        "steps": training.at.step,
+        "trained_tokens": training.at.tokens,
+        "epochs": training.at.epoch + 1,
+        "cpu": environment().get("cpu", ""),
+        "threads": torch.get_num_threads(),
+        "git_commit": commit,
+        "git_dirty": dirty,
+    }
+    weights = {**student.state_dict(), HEAD_TOKENS: student.borrowed.head_tokens}
+    save_drafter(output, student.kind, student.config, weights, card)

@@ -1,0 +1,91 @@
+"""Many sequences in one forward of the full verifier, for writing training data quickly.
+
+The decoder runs one sequence at a time. Here the sequences lie side by side in one cache, ``[K, B P, D]``, and the
+transformer runs over the rows of all of them; only attention has to know where one ends.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.model.linear import linear
+from harness.model.transformer import Sight, Transformer, causal_mask, softcap_
+
+
+class Batched(Transformer):
+    """``model`` over up to ``slots`` sequences of ``capacity`` positions.
+
+    Its own head has one row: ``logits`` are made of features, hidden states after the final norm, where wanted.
+
+    Raises:
+        UserError: a model with soft-capped attention, which torch's fused attention does not know.
+    """
+
+    def __init__(self, model: Transformer, slots: int, capacity: int) -> None:
+        if model.spec.attn_softcap is not None or len(model.devices) > 1:
+            raise UserError("data for a drafter is written by a model on one device without soft-capped attention.")
+        self.__dict__.update(model.__dict__)
+        self.head = model.weights.head
+        self.weights = replace(model.weights, head=torch.zeros_like(model.weights.norm)[None])
+        self.plain_norm = model.norm
+        self.norm = self.noting_norm
+        self.capacity = capacity
+        self.slots = slots
+        self.cache = model.new_cache(slots * capacity)
+        self.features = model.weights.norm
+
+    def noting_norm(self, x: Tensor, gain: Tensor, eps: float, compute_dtype: torch.dtype) -> Tensor:
+        """The model's norm; what leaves the last one is kept."""
+        normed = self.plain_norm(x, gain, eps, compute_dtype)
+        if gain is self.weights.norm:
+            self.features = normed
+        return normed
+
+    @torch.inference_mode()
+    def step(self, tokens: Int[Tensor, "B S"], starts: Int[Tensor, "B"], first_slot: int = 0) -> Float[Tensor, "B S E"]:
+        """Append ``tokens`` to the B sequences from ``first_slot`` on, which have ``starts`` positions; the features.
+
+        Whatever lies behind a sequence's positions is overwritten, so that an idle slot may be stepped along.
+        """
+        count, width = tokens.shape
+        places = starts[:, None] + torch.arange(width, device=starts.device)  # [B, S]
+        new = (places + self.capacity * torch.arange(count, device=starts.device)[:, None]).flatten()
+        seen = int(places.max()) + 1
+        begin = first_slot * self.capacity
+        part = slice(begin, begin + count * self.capacity)
+        entries = [(keys[:, part], values[:, part]) for keys, values in self.cache.layers]
+        sights = []
+        for kind in self.kinds:
+            keys = torch.arange(seen, device=starts.device)
+            masks = [causal_mask(rows, keys, kind.window, self.dtype) for rows in places]
+            sights.append(Sight(new, slice(None), *kind.angles(places.flatten()), torch.stack(masks)))
+        self.run(tokens.flatten(), entries, range(self.spec.layers), sights, count * width)
+        return self.features.view(count, width, -1)
+
+    def logits(self, features: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
+        """What the model says of features."""
+        found = linear(features, self.head)
+        return found if self.spec.logit_softcap is None else softcap_(found, self.spec.logit_softcap)
+
+    def side_by_side(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T]."""
+        count, width, seen = mask.shape
+        heads, _, size = query.shape
+        own = [
+            x.view(len(x), count, self.capacity, size)[:, :, :seen].transpose(0, 1)  # [B, K, T, D]
+            for x in (keys, values)
+        ]
+        mixed = F.scaled_dot_product_attention(
+            query.view(heads, count, width, size).transpose(0, 1),
+            *own,
+            mask[:, None],
+            scale=self.attn_scale,
+            enable_gqa=True,
+        )
+        return mixed.transpose(0, 1).reshape(heads, count * width, size)
+
+    fused = grouped = side_by_side  # type: ignore[assignment]
