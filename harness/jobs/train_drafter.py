@@ -7,32 +7,38 @@ last checkpoint.
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
 from harness.config import FILE_NAME
-from harness.drafters.weights import CARD, HEAD_TOKENS, save_drafter
+from harness.drafters.weights import CARD, HEAD_TOKENS, WEIGHTS, load_drafter, read_tensors, save_drafter
 from harness.environment import environment, git_state
 from harness.errors import UserError, unknown
 from harness.jobs.bench import Task, make_prompt
 from harness.log import Logger
 from harness.model.load import Model
-from harness.records import DataSource
-from harness.store import check_writable, write_atomic
+from harness.model.made import sha256
+from harness.records import SCHEMA, DataSource, RunRecord
+from harness.store import check_writable, new_run_id, write_atomic
 from harness.training.data import TextData, prepare
+from harness.training.decoding import accept_length, drafter_folder
 from harness.training.distil import Distillation, measure
 from harness.training.loop import Schedule, Training
+from harness.training.on_policy import OnPolicy
 from harness.training.recipe import Recipe, Source
-from harness.training.students import STUDENTS, Student
+from harness.training.students import STUDENTS, Student, check_plain
 from harness.training.verifier import borrow, checkpoint_folder, layer_choice
 
-OBJECTIVES = ("kd",)
+OBJECTIVES = ("kd", "draft_opd")
 IDENTITY, LOG = "training.json", "log.jsonl"
 
 
@@ -48,6 +54,10 @@ def train_drafter(
     head_tokens: int,
     data: Recipe,
     schedule: Schedule,
+    gamma: int,
+    decode_prompts: int = 12,
+    decode_tokens: int = 64,
+    start_from: str | None = None,
     drafter_name: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -55,10 +65,15 @@ def train_drafter(
 
     Args:
         kind: drafter family, one of ``STUDENTS``.
-        objective: ``kd``, forward KL on written texts.
+        objective: ``kd``, forward KL on written texts; ``draft_opd``, on blocks that verification rejected, for
+            ``small_lm``.
         layers: of the verifier, to start from; negative ones are counted from its end.
         head_tokens: rows of the verifier's head, of the most frequent tokens, that the drafter may say.
         data: what the verifier writes.
+        gamma: tokens drafted a block, where the drafter decodes.
+        decode_prompts: held-out prompts that are decoded with the drafter at each measurement.
+        decode_tokens: of each, at most.
+        start_from: folder of a drafter of this kind, whose weights and head tokens are taken instead.
         drafter_name: None: made of the model's name and the kind.
         overwrite: begin anew where a drafter or a training of that name exists.
 
@@ -70,8 +85,14 @@ def train_drafter(
         raise unknown("job.kind", kind, STUDENTS)
     if objective not in OBJECTIVES:
         raise unknown("job.objective", objective, OBJECTIVES)
-    if head_tokens < 1:
-        raise UserError(f"job.head_tokens={head_tokens}: want at least 1.")
+    for key, value in (
+        *(("job.head_tokens", head_tokens), ("job.decode_prompts", decode_prompts)),
+        *(("job.decode_tokens", decode_tokens), ("gamma", gamma)),
+    ):
+        if value < 1:
+            raise UserError(f"{key}={value}: want at least 1.")
+    if objective == "draft_opd" and kind != "small_lm":
+        raise UserError(f"job.objective=draft_opd is for small_lm, not {kind}: set job.objective=kd.")
     if not tasks:
         raise UserError("no task is chosen: write task=paper_four, or another of `python -m harness --help`.")
     for folder in ("drafters", "training"):
@@ -79,6 +100,7 @@ def train_drafter(
     rows = {name: task.calibration(data.calibration, seed) for name, task in tasks.items()}
     full = model(slim_mask=None, notify=lambda line: screen.print(line, style="dim", highlight=False))
     checkpoint_folder(full)
+    check_plain(full.transformer.spec)
     chosen = layer_choice(layers, full.transformer.spec.layers)
     name = drafter_name or f"{full.slug}_{kind}"
     if not FILE_NAME.fullmatch(name):
@@ -95,17 +117,26 @@ def train_drafter(
         identity = {
             **{"model": full.name, "kind": kind, "objective": objective, "layers": chosen, "seed": seed},
             **{"head_tokens": head_tokens, "data": asdict(data), "schedule": asdict(schedule)},
+            **{"gamma": gamma, "start_from": start_from and sha256(start_file(Path(start_from)))},
             "rows": {key: source.sha256 for key, (_, source) in rows.items()},
         }
         claim(work, output, identity, overwrite)
         texts = write_texts(full, tasks, rows, data, seed, progress)
-        borrowed = borrow(full, texts.frequent(head_tokens))
-        student = STUDENTS[kind](borrowed, chosen)
-        training = Training(student, texts, schedule, seed, work, Distillation(student, texts, schedule.prompt_weight))
+        student = make_student(full, kind, chosen, texts.frequent(head_tokens), start_from)
+        losses: Losses = Distillation(student, texts, schedule.prompt_weight)
+        if objective == "draft_opd":
+            losses = OnPolicy(student, texts, full, gamma, data.reply_tokens)
+        training = Training(student, texts, schedule, seed, work, losses)
+        prompts = [text.tokens[: text.prompt_length] for text in texts.held_out[:decode_prompts]]
+        bench = partial(held_out_numbers, full, student, texts, prompts, gamma, decode_tokens)
         if training.resume():
             screen.print(f"going on after step {training.at.step}", style="dim", highlight=False)
-        follow(training, student, work, log, progress)
-    held_out = measure(student, texts, schedule.batch_tokens)
+        try:
+            log.start(describe(full, name, rows, seed), identity)
+            follow(training, bench, work, log, progress)
+        finally:
+            log.close()
+    held_out = bench()
     save(output, student, training, texts, identity, held_out)
     screen.print(
         f"{training.at.step} steps, {training.at.seconds:.0f} s; held out: "
@@ -116,6 +147,27 @@ def train_drafter(
         soft_wrap=True,
     )
     return output
+
+
+def describe(full: Model, name: str, rows: Mapping[str, tuple[list[Any], DataSource]], seed: int) -> RunRecord:
+    """The training's identity for a dashboard."""
+    commit, dirty = git_state()
+    return RunRecord(
+        run_id=new_run_id(name),
+        schema=SCHEMA,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=full.name,
+        temperature=0.0,
+        seed=seed,
+        arms=(),
+        data={key: source for key, (_, source) in rows.items()},
+        prompts_sha={},
+        task_metrics={},
+        git_commit=commit,
+        git_dirty=dirty,
+        env=environment(),
+        status="running",
+    )
 
 
 def claim(work: Path, output: Path, identity: Mapping[str, Any], overwrite: bool) -> None:
@@ -168,7 +220,48 @@ def write_texts(
     return prepare(full, data, sources, described, seed, show)
 
 
-def follow(training: Training, student: Student, work: Path, log: Logger, progress: Progress) -> None:
+def start_file(folder: Path) -> Path:
+    """The weights of ``start_from``."""
+    path = folder.expanduser() / WEIGHTS
+    if not path.is_file():
+        raise UserError(f"job.start_from={str(folder)!r}: {path} does not exist; want a drafter's folder.")
+    return path
+
+
+def make_student(full: Model, kind: str, layers: list[int], head_tokens: Tensor, start_from: str | None) -> Any:
+    """A student that begins with the verifier's layers, or where a drafter was left.
+
+    Raises:
+        UserError: a drafter that is not whole, or of another kind, verifier or number of layers.
+    """
+    if start_from is None:
+        return STUDENTS[kind](borrow(full, head_tokens), layers)
+    folder = Path(start_from).expanduser()
+    stored = read_tensors(start_file(folder))
+    student = STUDENTS[kind](borrow(full, stored[HEAD_TOKENS].long()), layers)
+    shapes = {name: tuple(tensor.shape) for name, tensor in student.state_dict().items()}
+    found = load_drafter(folder, kind, full, lambda config, spec: shapes)
+    student.load_state_dict({name: found.tensors[name].float() for name in shapes})
+    return student
+
+
+def held_out_numbers(
+    full: Model,
+    student: Student,
+    texts: TextData,
+    prompts: Sequence[Sequence[int]],
+    gamma: int,
+    new_tokens: int,
+) -> dict[str, float]:
+    """Loss and acceptance at the positions of held-out texts, and how long the drafter's accepted runs are."""
+    with drafter_folder(student) as folder:
+        length = accept_length(full, student.kind, folder, prompts, gamma, new_tokens)
+    return {**measure(student, texts), "mean_accept_length": length}
+
+
+def follow(
+    training: Training, bench: Callable[[], dict[str, float]], work: Path, log: Logger, progress: Progress
+) -> None:
     """Run the training; its numbers to the screen, to ``log.jsonl`` and to the logger."""
     schedule = training.schedule
     path = work / LOG
@@ -183,7 +276,7 @@ def follow(training: Training, student: Student, work: Path, log: Logger, progre
         if at.step % schedule.log_steps == 0:
             line |= numbers
         if at.seconds - measured >= 60 * schedule.eval_minutes:
-            line |= measure(student, training.data, schedule.batch_tokens)
+            line |= bench()
             measured = at.seconds
         if line:
             line |= {"step": at.step, "epoch": at.epoch, "seconds": at.seconds, "tokens": at.tokens}
@@ -229,6 +322,8 @@ def save(
         "objective": identity["objective"],
         "verifier_layers": identity["layers"],
         "schedule": identity["schedule"],
+        "gamma": identity["gamma"],
+        "start_from": identity["start_from"],
         "steps": training.at.step,
         "trained_tokens": training.at.tokens,
         "epochs": training.at.epoch + 1,

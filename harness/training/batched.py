@@ -58,11 +58,11 @@ class Batched(Transformer):
         begin = first_slot * self.capacity
         part = slice(begin, begin + count * self.capacity)
         entries = [(keys[:, part], values[:, part]) for keys, values in self.cache.layers]
+        keys = torch.arange(seen, device=starts.device)
         sights = []
         for kind in self.kinds:
-            keys = torch.arange(seen, device=starts.device)
-            masks = [causal_mask(rows, keys, kind.window, self.dtype) for rows in places]
-            sights.append(Sight(new, slice(None), *kind.angles(places.flatten()), torch.stack(masks)))
+            mask = causal_mask(places.flatten(), keys, kind.window, self.dtype).view(count, width, seen)
+            sights.append(Sight(new, slice(None), *kind.angles(places.flatten()), mask))
         self.run(tokens.flatten(), entries, range(self.spec.layers), sights, count * width)
         return self.features.view(count, width, -1)
 

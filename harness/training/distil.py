@@ -32,7 +32,7 @@ class Distillation:
 
 
 @torch.no_grad()
-def measure(student: Student, data: TextData, batch_tokens: int) -> Mapping[str, float]:
+def measure(student: Student, data: TextData, batch_tokens: int = 1024) -> Mapping[str, float]:
     """Of each prediction, on continuations of held-out texts: mean loss, and greedy acceptance.
 
     ``acceptance``: share of positions where the student's likeliest token is the full verifier's, of all its tokens.

@@ -33,7 +33,8 @@ class Schedule:
         checkpoint_minutes: between checkpoints.
         log_steps: between lines of the log.
         eval_minutes: between measurements on held-out texts.
-        bfloat16: compute the products in bfloat16; weights and optimiser stay in float32.
+        bfloat16: compute the products in bfloat16; weights and optimiser stay in float32. Measured on two cores with
+            AVX512-BF16: one core does 85 GFLOP/s in bfloat16 and 140 in float32 at 128 rows, so it is off.
     """
 
     steps: int | None = None
@@ -47,7 +48,7 @@ class Schedule:
     checkpoint_minutes: float = 2.0
     log_steps: int = 10
     eval_minutes: float = 10.0
-    bfloat16: bool = True
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:

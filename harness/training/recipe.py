@@ -40,8 +40,8 @@ class Recipe:
     sampled: float = 0.2
     plain: float = 0.2
     opening: int = 8
-    batch: int = 32
-    shard: int = 256
+    batch: int = 64
+    shard: int = 1024
 
     def __post_init__(self) -> None:
         for name in ("sequences", "held_out", "calibration", "prompt_tokens", "reply_tokens", "batch", "shard"):

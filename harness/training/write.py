@@ -55,18 +55,20 @@ class Writer:
         """The sequences in the order in which they are done."""
         waiting = list(reversed(requests))
         slots: list[Slot | None] = [None] * min(self.recipe.batch, len(requests))
-        while waiting or any(slots):
+        while waiting or any(slot is not None for slot in slots):
             for place, slot in enumerate(slots):
                 if slot is None and waiting:
                     slots[place] = slot = self.start(waiting.pop())
                 if slot is not None:
                     self.catch_up(slot, place)
+            while slots[-1] is None:
+                slots.pop()  # nothing waits for the last places
             features = self.batched.step(
                 torch.tensor([[slot.tokens[slot.done] if slot else 0] for slot in slots]),
                 torch.tensor([slot.done if slot else 0 for slot in slots]),
             )[:, 0]
             chosen = self.choose(slots, self.batched.logits(features))
-            for place, (slot, token) in enumerate(zip(slots, chosen, strict=True)):
+            for place, (slot, token) in enumerate(zip(list(slots), chosen, strict=True)):
                 if slot is not None:
                     slot.features.append(features[place : place + 1])
                     slot.done += 1
