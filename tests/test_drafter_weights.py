@@ -96,7 +96,7 @@ def test_another_kind_verifier_or_no_drafter_is_refused(folder: Path, tmp_path: 
     with pytest.raises(UserError, match="is a drafter of kind 'small_lm': want 'eagle'"):
         load_drafter(folder, "eagle", MODEL, shapes)
     save_drafter(folder, "small_lm", CONFIG | {"model": "other"}, tensors(), MADE_BY)
-    with pytest.raises(UserError, match="was made for 'other', not for 'tiny'"):
+    with pytest.raises(UserError, match="was made for 'other', the model is 'tiny'"):
         load_drafter(folder, "small_lm", MODEL, shapes)
     with pytest.raises(UserError, match=r"config\.json does not exist"):
         load_drafter(tmp_path, "small_lm", MODEL, shapes)

@@ -10,8 +10,10 @@ from transformers.models.llama import modeling_llama
 
 from harness.model.cache import KVCache
 from harness.model.load import load_transformer
+from harness.model.random_weights import random_transformer
 from harness.model.spec import ModelSpec
-from harness.model.transformer import Transformer
+from harness.model.toy import toy_spec
+from harness.model.transformer import AFTER_NORM, Transformer
 from tests.toys import CPU, tiny
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -143,3 +145,67 @@ def test_both_spellings_of_the_rotary_base_are_read() -> None:
     assert ModelSpec.from_hf({**old, "rope_theta": 123.0}, "c").rope_theta == 123.0
     new = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
     assert ModelSpec.from_hf(new, "c").rope_theta == 77.0
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 2, 3), (0, 2), ()])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_hidden_states_are_those_of_the_layers_that_ran(layers: tuple[int, ...], fixed: bool) -> None:
+    """A tap behind a layer that is left out gives what came before it; the last one is what the head reads."""
+    model, tokens = tiny(0), torch.tensor([3, 1, 4, 1, 5])
+    cache = model.new_cache(16)
+    taps = (0, 1, 3, AFTER_NORM)
+    if fixed:
+        logits, states = model.fixed_forward(tokens, torch.tensor(0), cache.layers, layers, taps)
+    else:
+        logits, states = model.observe(tokens, cache, layers, 2, taps)
+    assert states is not None and states.shape == (5, 4 * 32)
+    behind = [model.embedded(tokens)]
+    for index in layers:
+        sight = model.kinds[0].sight(0, 5)
+        behind.append(model.layer(index, behind[-1], model.new_cache(16).layers[index], sight))
+    want = [behind[sum(layer <= tap for layer in layers)] for tap in taps[:3]]
+    for found, state in zip(states.chunk(4, dim=-1), [*want, model.normed(behind[-1])], strict=True):
+        assert torch.allclose(found, state, atol=1e-12)
+    assert torch.allclose(logits[-2:], model.full_logits(states.chunk(4, dim=-1)[3][-2:]), atol=1e-12)
+    assert torch.allclose(logits[-2:], model.forward(tokens, model.new_cache(16), layers, 2), atol=1e-12)
+
+
+def test_no_hidden_state_is_kept_unasked() -> None:
+    model = tiny(0)
+    assert model.observe(torch.tensor([3, 1]), model.new_cache(8), range(4), 1, ())[1] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_reduced_head_gives_the_logits_of_its_tokens_and_none_else(dtype: torch.dtype) -> None:
+    """Also where the head has been packed, as it is in bfloat16."""
+    model = random_transformer(toy_spec(vocab_size=97), 0, dtype)
+    kept = torch.tensor([7, 3, 88])
+    reduced = model.with_head_tokens(kept)
+    tokens = torch.tensor([3, 1, 4])
+    whole = model.forward(tokens, model.new_cache(8), range(4), 3)
+    got = reduced.forward(tokens, reduced.new_cache(8), range(4), 3)
+    assert got.shape == whole.shape == (3, 97)
+    assert torch.allclose(got[:, kept], whole[:, kept], atol=0.05 if dtype == torch.bfloat16 else 1e-12)
+    assert torch.isneginf(got).sum() == 3 * 94 and got[:, kept].isfinite().all()
+
+
+def test_layers_can_be_differentiated() -> None:
+    """What a drafter is trained through: nothing in ``run`` is in inference mode or writes over what is needed."""
+    model, tokens = tiny(0), torch.tensor([3, 1, 4, 1])
+    down = model.weights.layers[0].down.requires_grad_()
+    qkv = model.weights.layers[1].qkv.requires_grad_()
+    sights = [kind.sight(0, 4) for kind in model.kinds]
+
+    def loss() -> torch.Tensor:
+        return model.run(tokens, model.new_entries(4), range(4), sights, 4)[0].square().sum()
+
+    loss().backward()
+    for weight in (down, qkv):
+        assert weight.grad is not None
+        step, before = 1e-6, weight.data[1, 2].item()
+        ends = []
+        for sign in (1, -1):
+            weight.data[1, 2] = before + sign * step
+            ends.append(float(loss()))
+        weight.data[1, 2] = before
+        assert float(weight.grad[1, 2]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)

@@ -27,6 +27,8 @@ class CacheView(Protocol):
     def layers(self) -> Sequence[tuple[Tensor, Tensor]]: ...
     @property
     def length(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
 
     def begin(self, count: int) -> int: ...
     def append(self, count: int) -> None: ...
@@ -121,6 +123,10 @@ class Tail:
     @property
     def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
         return self.cache.layers
+
+    @property
+    def capacity(self) -> int:
+        return self.cache.capacity
 
     @property
     def length(self) -> int:

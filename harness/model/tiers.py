@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.model.cache import CacheView, KVCache, Tail
 from harness.model.replay import Replay
 from harness.model.transfer import to_device
-from harness.model.transformer import Transformer
+from harness.model.transformer import PREFILL_CHUNK, Transformer
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Logits [1, V] and a uniform number [] -> a token [1] and the distribution [1, V] it was drawn from."""
@@ -30,6 +30,9 @@ class Tier:
     ``block``: run every forward at this number of rows, the last ones padding, over the whole cache, masked. Then
     nothing depends on how many tokens there are, nor on where a token stands in its block. ``graphs``: replay CUDA
     graphs, one for each number of rows. Neither changes what is computed but for rounding.
+
+    ``features``, where ``watch`` asked for them, has the hidden states of the last forward that processed a position,
+    by position; those from ``length`` on are void.
 
     ``forwards`` counts forwards that were asked for, prefill excluded; ``seconds`` is the time in them, which means
     something on a CPU only: an accelerator runs ahead of the clock, and waiting for it would cost time.
@@ -51,6 +54,8 @@ class Tier:
         self.block = block
         self.graphs = graphs and [device.type for device in model.devices] == ["cuda"]
         self.replays: dict[tuple[int, ...], Replay] = {}
+        self.taps: tuple[int, ...] = ()
+        self.features = torch.empty(0)
         self.forwards = 0
         self.seconds = 0.0
 
@@ -58,6 +63,12 @@ class Tier:
     def length(self) -> int:
         """Positions of the sequence this tier has processed."""
         return self.cache.length
+
+    def watch(self, taps: Sequence[int]) -> None:
+        """Keep the hidden states at ``taps``, as ``Transformer.run`` has them, of every position from now on."""
+        self.taps = tuple(taps)
+        shape = (self.cache.capacity, len(taps) * self.model.spec.hidden_size)
+        self.features = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
 
     def forward(
         self, sequence: Sequence[int], rows: int, drafts: Int[Tensor, "G"] | None = None
@@ -72,7 +83,7 @@ class Tier:
         if rows > len(tokens):
             raise ValueError(f"{self.name}: {rows} rows wanted, {len(tokens)} tokens are new")
         if self.block is None and not (self.graphs and len(tokens) <= LONGEST_GRAPH):
-            logits = self.model.forward(tokens, self.cache, self.layers, rows)
+            logits = self.plain_forward(tokens, rows)
         else:
             logits = self.fixed_forward(tokens, rows)
         self.forwards += 1
@@ -87,6 +98,13 @@ class Tier:
         behind = drafts[max(0, self.length - len(sequence)) :].to(self.model.input_device)
         return torch.cat((tokens, behind)) if len(tokens) else behind
 
+    def plain_forward(self, tokens: Int[Tensor, "S"], rows: int) -> Float[Tensor, "R V"]:
+        """In one call, of whatever shape."""
+        logits, states = self.model.observe(tokens, self.cache, self.layers, rows, self.taps)
+        if states is not None:
+            self.features[self.length - len(tokens) : self.length] = states
+        return logits
+
     def fixed_forward(self, tokens: Int[Tensor, "S"], rows: int) -> Float[Tensor, "R V"]:
         """In blocks of one shape, the short one first, so that the last one has all the rows that are wanted."""
         size = self.block or padded_size(len(tokens))
@@ -94,12 +112,16 @@ class Tier:
             chunk = tokens[max(0, end - size) : end]
             start = self.cache.begin(size)
             self.model.check_positions(start + len(chunk))
-            logits = self.replayed((size,), self.padded, chunk_of(chunk, size), scalar(start, tokens.device))
+            logits, states = self.replayed((size,), self.padded, chunk_of(chunk, size), scalar(start, tokens.device))
             self.cache.append(len(chunk))
+            if states is not None:
+                self.features[start : start + len(chunk)] = states[: len(chunk)]
         return logits[len(chunk) - rows : len(chunk)]
 
-    def padded(self, tokens: Int[Tensor, "S"], start: Int[Tensor, ""]) -> Float[Tensor, "S V"]:
-        return self.model.fixed_forward(tokens, start, self.cache.layers, self.layers)
+    def padded(
+        self, tokens: Int[Tensor, "S"], start: Int[Tensor, ""]
+    ) -> tuple[Float[Tensor, "S V"], Float[Tensor, "S F"] | None]:
+        return self.model.fixed_forward(tokens, start, self.cache.layers, self.layers, self.taps)
 
     def extend(
         self, sequence: Sequence[int], count: int, pick: Pick, uniforms: Float[Tensor, "G"]
@@ -132,7 +154,7 @@ class Tier:
             drafts: list[Tensor] = []
             probs: list[Tensor] = []
             for uniform in uniforms:
-                token, drawn_from = pick(self.padded(tokens, start)[-1:], uniform)
+                token, drawn_from = pick(self.padded(tokens, start)[0][-1:], uniform)
                 drafts.append(token)
                 probs.append(drawn_from)
                 start = start + len(tokens)
@@ -156,8 +178,8 @@ class Tier:
     def prefill(self, sequence: Sequence[int]) -> None:
         """Process ``sequence`` from where the cache ends, without logits; not counted as a forward."""
         tokens = to_device(sequence[self.length :], self.model.input_device)
-        if len(tokens):
-            self.model.prefill(tokens, self.cache, self.layers)
+        for chunk in tokens.split(PREFILL_CHUNK) if len(tokens) else ():
+            self.plain_forward(chunk, rows=0)
 
 
 def chunk_of(tokens: Int[Tensor, "S"], size: int) -> Int[Tensor, "B"]:

@@ -1,10 +1,10 @@
 """One decoder-only transformer for every tier: an explicit list of layers per forward, caches by absolute position."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,15 @@ from torch import Tensor
 
 from harness.model.cache import CacheView, KVCache
 from harness.model.linear import linear, pack
-from harness.model.rotary import rotary_table, rotate
+from harness.model.rotary import rotate
+from harness.model.sight import Sight, layer_kinds
 from harness.model.spec import ModelSpec
 
 PREFILL_CHUNK = 256
 """Positions per forward while prefilling; bounds the memory of attention scores."""
+
+AFTER_NORM = -1
+"""Among ``taps``: the state that the head reads, behind the last norm, which is what LlamaModel returns."""
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,12 +34,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class LayerWeights:
     """One layer; query, key and value, and gate and up, each fused into one matrix. None: the model has no such part.
 
-    A norm's gain is what it multiplies by: where ``ModelSpec.offset_norm`` is set, one plus the checkpoint's weight,
-    in at least float32. ``qk_norm`` has the gains of the query heads, then of the key heads.
+    Attention reads ``X`` values of each position: E of them but in some drafting heads.
+
+    ``attn_norm`` None: the layer reads its input as it is. A norm's gain is what it multiplies by: where
+    ``ModelSpec.offset_norm`` is set, one plus the checkpoint's weight, in at least float32. ``qk_norm`` has the gains
+    of the query heads, then of the key heads.
     """
 
-    attn_norm: Float[Tensor, "E"]
-    qkv: Float[Tensor, "HD E"]
+    attn_norm: Float[Tensor, "E"] | None
+    qkv: Float[Tensor, "HD X"]
     out: Float[Tensor, "E QD"]
     mlp_norm: Float[Tensor, "E"]
     gate_up: Float[Tensor, "I2 E"]
@@ -52,61 +59,15 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class Weights:
     """All parameters. ``head`` is ``embed`` itself when the checkpoint ties them and both are on one device; it may
-    have fewer rows.
+    have fewer rows. ``head_tokens``: what its rows are for, where they are a choice out of ``vocabulary`` tokens.
     """
 
     embed: Float[Tensor, "V E"]
     layers: tuple[LayerWeights, ...]
     norm: Float[Tensor, "E"]
     head: Float[Tensor, "N E"]
-
-
-class Sight(NamedTuple):
-    """What layers of one kind share in one forward.
-
-    ``new`` are the positions to write, ``seen`` the keys to look at; angles and mask are None where there are none.
-    """
-
-    new: slice | Int[Tensor, "S"]
-    seen: slice
-    cos: Float[Tensor, "S D"] | None
-    sin: Float[Tensor, "S D"] | None
-    mask: Float[Tensor, "S T"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """What layers have in common besides their weights' shapes: window, rotary table of every position, device."""
-
-    window: int | None
-    table: tuple[Float[Tensor, "P D"], Float[Tensor, "P D"]] | None
-    dtype: torch.dtype
-    device: torch.device
-
-    def sight(self, start: int, count: int) -> Sight:
-        """For ``count`` new positions from ``start`` on: no more keys than those there are."""
-        end = start + count
-        first = 0 if self.window is None else max(0, start + 1 - self.window)
-        mask = None
-        if count > 1:
-            places = torch.arange(first, end, device=self.device)
-            mask = causal_mask(places[start - first :], places, self.window, self.dtype)
-        new = slice(start, end)
-        return Sight(new, slice(first, end), *self.angles(new), mask)
-
-    def fixed_sight(self, start: Int[Tensor, ""], count: int, capacity: int) -> Sight:
-        """The same with the start on the device and all ``capacity`` keys, masked: one shape for every start."""
-        places = torch.arange(capacity, device=self.device)
-        new = start.to(self.device) + places[:count]
-        return Sight(new, slice(0, capacity), *self.angles(new), causal_mask(new, places, self.window, self.dtype))
-
-    def angles(self, new: slice | Int[Tensor, "S"]) -> tuple[Float[Tensor, "S D"] | None, Float[Tensor, "S D"] | None]:
-        if self.table is None:
-            return None, None
-        if isinstance(new, slice):
-            return self.table[0][new], self.table[1][new]
-        within = new.clamp(max=self.table[0].shape[0] - 1)  # rows of padding may lie behind the model's last position
-        return self.table[0].index_select(0, within), self.table[1].index_select(0, within)
+    head_tokens: Int[Tensor, "N"] | None = None
+    vocabulary: int = 0
 
 
 class Transformer:
@@ -125,7 +86,6 @@ class Transformer:
         self.layer_devices = tuple(layer.qkv.device for layer in weights.layers)
         self.devices = tuple(dict.fromkeys((self.input_device, *self.layer_devices, self.device)))
         self.compute_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.kinds, self.kind_of = layer_kinds(spec, self.layer_devices, self.compute_dtype)
         self.norm = offset_rms_norm if spec.offset_norm else rms_norm
         self.activate = ACTIVATIONS[spec.activation]
         self.attn_scale = spec.attn_scale or spec.head_dim**-0.5
@@ -133,6 +93,8 @@ class Transformer:
         self.embed_scale = spec.embed_scale and torch.tensor(spec.embed_scale, dtype=self.dtype).item()
         # On a CPU in low precision torch's fused attention is the faster one; it knows no soft-cap.
         self.fused_attention = spec.attn_softcap is None and self.dtype.itemsize == 2 and self.device.type == "cpu"
+        masks = self.dtype if self.fused_attention else self.compute_dtype
+        self.kinds, self.kind_of = layer_kinds(spec, self.layer_devices, self.compute_dtype, masks)
 
     def with_vocabulary(self, size: int) -> "Transformer":
         """The same weights with a head of the first ``size`` rows: padding rows beyond a tokenizer are never drawn.
@@ -144,9 +106,25 @@ class Transformer:
         narrowed.weights = replace(self.weights, head=pack(head[:size] if size < len(head) else head))
         return narrowed
 
+    def with_head_tokens(self, tokens: Int[Tensor, "N"]) -> "Transformer":
+        """The same weights with the head's rows of ``tokens`` alone; the logits of all others are -inf."""
+        narrowed = copy(self)
+        head = self.weights.head
+        rows = (head.to_dense() if head.is_mkldnn else head)[tokens.to(head.device)]
+        narrowed.weights = replace(
+            self.weights, head=pack(rows), head_tokens=tokens.to(head.device), vocabulary=len(head)
+        )
+        return narrowed
+
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for this model, each layer's part on the layer's device."""
         return KVCache(self.spec, capacity, self.dtype, self.layer_devices)
+
+    def new_entries(self, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Room for the keys and values of ``count`` positions in tensors of their own, which autograd can follow."""
+        shape = (self.spec.kv_heads, count, self.spec.head_dim)
+        kind = partial(torch.zeros, shape, dtype=self.dtype)
+        return [(kind(device=device), kind(device=device)) for device in self.layer_devices]
 
     @torch.inference_mode()
     def forward(
@@ -159,12 +137,20 @@ class Transformer:
         Raises:
             ValueError: the cache or the position table is too short.
         """
+        return self.observe(tokens, cache, layers, rows, ())[0]
+
+    @torch.inference_mode()
+    def observe(
+        self, tokens: Int[Tensor, "S"], cache: CacheView, layers: Sequence[int], rows: int, taps: Sequence[int]
+    ) -> tuple[Float[Tensor, "R V"], Float[Tensor, "S F"] | None]:
+        """As ``forward``, and the hidden states of all ``tokens`` at ``taps``, as ``run`` has them."""
         count = tokens.shape[0]
         start = cache.begin(count)
         self.check_positions(start + count)
-        logits = self.run(tokens, cache.layers, layers, [kind.sight(start, count) for kind in self.kinds], rows)
+        sights = [kind.sight(start, count) for kind in self.kinds]
+        found = self.run(tokens, cache.layers, layers, sights, rows, taps)
         cache.append(count)
-        return logits
+        return found
 
     @torch.inference_mode()
     def fixed_forward(
@@ -173,14 +159,19 @@ class Transformer:
         start: Int[Tensor, ""],
         entries: Sequence[tuple[Tensor, Tensor]],
         layers: Sequence[int],
-    ) -> Float[Tensor, "S V"]:
-        """As ``forward`` from position ``start`` over keys and values ``entries``; all logits, in shapes for any start.
+        taps: Sequence[int] = (),
+    ) -> tuple[Float[Tensor, "S V"], Float[Tensor, "S F"] | None]:
+        """As ``observe`` from position ``start`` over keys and values ``entries``; all logits, in shapes for any start.
 
         Nothing here depends on a value on the device, so that a CUDA graph can hold it. The caller keeps the count.
         """
+        sights = self.fixed_sights(start, tokens.shape[0], entries)
+        return self.run(tokens, entries, layers, sights, tokens.shape[0], taps)
+
+    def fixed_sights(self, start: Int[Tensor, ""], count: int, entries: Sequence[tuple[Tensor, Tensor]]) -> list[Sight]:
+        """One for each kind of layer, for ``count`` positions from ``start`` on."""
         capacity = entries[0][0].shape[1]
-        sights = [kind.fixed_sight(start, tokens.shape[0], capacity) for kind in self.kinds]
-        return self.run(tokens, entries, layers, sights, tokens.shape[0])
+        return [kind.fixed_sight(start, count, capacity) for kind in self.kinds]
 
     def check_positions(self, needed: int) -> None:
         if needed > self.spec.max_positions:
@@ -193,33 +184,82 @@ class Transformer:
         layers: Sequence[int],
         sights: Sequence[Sight],
         rows: int,
-    ) -> Float[Tensor, "R V"]:
-        """The layers, whatever the shapes; ``sights`` has one for each kind of layer."""
-        spec, norm, eps, wide = self.spec, self.norm, self.spec.norm_eps, self.compute_dtype
-        several = len(self.devices) > 1
-        hidden = F.embedding(tokens, self.weights.embed)  # [S, E]
-        if self.embed_scale is not None:
-            hidden = hidden * self.embed_scale
+        taps: Sequence[int] = (),
+    ) -> tuple[Float[Tensor, "R V"], Float[Tensor, "S F"] | None]:
+        """The layers, whatever the shapes; ``sights`` has one for each kind of layer.
+
+        Besides the last logits, what a drafting head reads: for all rows the hidden states at ``taps`` side by side,
+        None without taps. A tap is ``AFTER_NORM``, or the index of a layer: the state behind it, before any norm; where
+        that layer does not run it is what the layers before it left.
+        """
+        hidden = self.embedded(tokens)
+        states = [hidden]
         for index in layers:
-            layer = self.weights.layers[index]
-            if several:
-                hidden = hidden.to(self.layer_devices[index])
-            keys, values = entries[index]  # [K, P, D]
-            normed = norm(hidden, layer.attn_norm, eps, wide)
-            mixed = self.attend(layer, normed, keys, values, sights[self.kind_of[index]])
-            hidden = hidden + (mixed if layer.post_attn_norm is None else norm(mixed, layer.post_attn_norm, eps, wide))
-            normed = norm(hidden, layer.mlp_norm, eps, wide)
-            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)  # [S, I] each
-            mixed = linear(self.activate(gate).mul_(up), layer.down, layer.down_bias)
-            hidden = hidden + (mixed if layer.post_mlp_norm is None else norm(mixed, layer.post_mlp_norm, eps, wide))
-        last = hidden[hidden.shape[0] - rows :]
-        logits = linear(norm(last.to(self.device), self.weights.norm, eps, wide), self.weights.head)
-        return logits if spec.logit_softcap is None else softcap_(logits, spec.logit_softcap)
+            hidden = self.layer(index, hidden, entries[index], sights[self.kind_of[index]])
+            if taps:
+                states.append(hidden)
+        count = hidden.shape[0]
+        normed = self.normed(hidden if AFTER_NORM in taps else hidden[count - rows :])
+        logits = self.full_logits(normed[normed.shape[0] - rows :])
+        if not taps:
+            return logits, None
+        found = [normed if tap == AFTER_NORM else states[bisect_right(layers, tap)] for tap in taps]
+        return logits, torch.cat([state.to(self.device) for state in found], dim=-1)
+
+    def embedded(self, tokens: Int[Tensor, "S"]) -> Float[Tensor, "S E"]:
+        hidden = F.embedding(tokens, self.weights.embed)
+        return hidden if self.embed_scale is None else hidden * self.embed_scale
+
+    def normed(self, hidden: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        """What the head reads, on its device."""
+        return self.norm(hidden.to(self.device), self.weights.norm, self.spec.norm_eps, self.compute_dtype)
+
+    def full_logits(self, normed: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
+        """Of the whole vocabulary, -inf where the head has no row."""
+        logits = self.head_logits(normed)
+        tokens = self.weights.head_tokens
+        if tokens is None:
+            return logits
+        return logits.new_full((len(logits), self.weights.vocabulary), float("-inf")).index_copy(1, tokens, logits)
+
+    def head_logits(self, normed: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        """Of each row of the head."""
+        logits = linear(normed, self.weights.head)
+        return logits if self.spec.logit_softcap is None else softcap_(logits, self.spec.logit_softcap)
+
+    def layer(
+        self, index: int, hidden: Float[Tensor, "S E"], entries: tuple[Tensor, Tensor], sight: Sight
+    ) -> Float[Tensor, "S E"]:
+        """One layer: attention, then the MLP, each added to its input."""
+        layer = self.weights.layers[index]
+        if len(self.devices) > 1:
+            hidden = hidden.to(self.layer_devices[index])
+        read = hidden
+        if layer.attn_norm is not None:
+            read = self.norm(hidden, layer.attn_norm, self.spec.norm_eps, self.compute_dtype)
+        return self.add_layer(layer, hidden, read, entries, sight)
+
+    def add_layer(
+        self,
+        layer: LayerWeights,
+        hidden: Float[Tensor, "S E"],
+        read: Float[Tensor, "S X"],
+        entries: tuple[Tensor, Tensor],
+        sight: Sight,
+    ) -> Float[Tensor, "S E"]:
+        """What ``layer`` makes of ``hidden`` when its attention reads ``read``."""
+        norm, eps, wide = self.norm, self.spec.norm_eps, self.compute_dtype
+        mixed = self.attend(layer, read, *entries, sight)  # keys, values: [K, P, D]
+        hidden = hidden + (mixed if layer.post_attn_norm is None else norm(mixed, layer.post_attn_norm, eps, wide))
+        normed = norm(hidden, layer.mlp_norm, eps, wide)
+        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)  # [S, I] each
+        mixed = linear(self.activate(gate).mul_(up), layer.down, layer.down_bias)
+        return hidden + (mixed if layer.post_mlp_norm is None else norm(mixed, layer.post_mlp_norm, eps, wide))
 
     def attend(
         self,
         layer: LayerWeights,
-        normed: Float[Tensor, "S E"],
+        normed: Float[Tensor, "S X"],
         keys: Float[Tensor, "K P D"],
         values: Float[Tensor, "K P D"],
         sight: Sight,
@@ -249,12 +289,7 @@ class Transformer:
     ) -> Float[Tensor, "H S D"]:
         """Torch's fused attention, whose scores are never stored."""
         return F.scaled_dot_product_attention(
-            query[None],
-            keys[None],
-            values[None],
-            None if mask is None else mask.to(self.dtype),
-            scale=self.attn_scale,
-            enable_gqa=True,
+            query[None], keys[None], values[None], mask, scale=self.attn_scale, enable_gqa=True
         )[0]
 
     def grouped(
@@ -306,33 +341,3 @@ def normalised(x: Float[Tensor, "*rows E"], eps: float) -> Float[Tensor, "*rows 
 def softcap_(x: Float[Tensor, "*shape"], cap: float) -> Float[Tensor, "*shape"]:
     """cap tanh(x / cap), in place and in the dtype of ``x``."""
     return x.div_(cap).tanh_().mul_(cap)
-
-
-def layer_kinds(
-    spec: ModelSpec, devices: Sequence[torch.device], dtype: torch.dtype
-) -> tuple[list[LayerKind], list[int]]:
-    """The different kinds of layers, and each layer's index among them. Tables are shared where they are equal."""
-    shapes = [(spec.window_of(index), spec.rope_of(index), device) for index, device in enumerate(devices)]
-    tables = {
-        (rope, device): rotary_table(rope, spec.head_dim, spec.max_positions, dtype, device)
-        for _, rope, device in dict.fromkeys(shapes)
-        if rope is not None
-    }
-    distinct = list(dict.fromkeys(shapes))
-    kinds = [
-        LayerKind(window, None if rope is None else tables[rope, device], dtype, device)
-        for window, rope, device in distinct
-    ]
-    return kinds, [distinct.index(shape) for shape in shapes]
-
-
-def causal_mask(
-    queries: Int[Tensor, "S"], keys: Int[Tensor, "T"], window: int | None, dtype: torch.dtype
-) -> Float[Tensor, "S T"]:
-    """0 where a query may look, -inf where it may not; both are given by their positions.
-
-    Each sees itself and what is before it, of that no more than the last ``window`` positions.
-    """
-    apart = queries[:, None] - keys  # [S, T]
-    hidden = apart < 0 if window is None else (apart < 0) | (apart >= window)
-    return torch.zeros(apart.shape, dtype=dtype, device=apart.device).masked_fill_(hidden, float("-inf"))
