@@ -38,7 +38,7 @@ def test_a_batch_says_what_each_sequence_says_alone(model: Model) -> None:
     )
     for row, own in zip(rows, features, strict=True):
         alone = model.transformer.forward(row, model.transformer.new_cache(32), range(4), rows=5)
-        assert torch.allclose(batched.logits(own), alone, atol=1e-4)
+        assert torch.allclose(batched.head_logits(own), alone, atol=1e-4)
 
 
 def test_sequences_of_different_lengths_do_not_see_each_other(model: Model) -> None:
@@ -50,7 +50,7 @@ def test_sequences_of_different_lengths_do_not_see_each_other(model: Model) -> N
     for own, row in zip(features, ([*long, 10], [*short, 10]), strict=True):
         cache = model.transformer.new_cache(32)
         alone = model.transformer.forward(torch.tensor(row), cache, range(4), rows=1)
-        assert torch.allclose(batched.logits(own), alone, atol=1e-4)
+        assert torch.allclose(batched.head_logits(own), alone, atol=1e-4)
 
 
 def test_continuations_are_the_verifiers_greedy_ones(model: Model) -> None:

@@ -4,46 +4,31 @@ The decoder runs one sequence at a time. Here the sequences lie side by side in 
 transformer runs over the rows of all of them; only attention has to know where one ends.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.model.linear import linear
-from harness.model.transformer import Sight, Transformer, causal_mask, softcap_
+from harness.model.sight import Sight, causal_mask
+from harness.model.transformer import Transformer
 
 
 class Batched(Transformer):
     """``model`` over up to ``slots`` sequences of ``capacity`` positions.
 
-    Its own head has one row: ``logits`` are made of features, hidden states after the final norm, where wanted.
+    A step gives features, hidden states after the final norm; ``head_logits`` makes logits of those that are wanted.
 
     Raises:
-        UserError: a model with soft-capped attention, which torch's fused attention does not know.
+        UserError: a model on several devices or with soft-capped attention, which torch's fused attention lacks.
     """
 
     def __init__(self, model: Transformer, slots: int, capacity: int) -> None:
         if model.spec.attn_softcap is not None or len(model.devices) > 1:
             raise UserError("data for a drafter is written by a model on one device without soft-capped attention.")
         self.__dict__.update(model.__dict__)
-        self.head = model.weights.head
-        self.weights = replace(model.weights, head=torch.zeros_like(model.weights.norm)[None])
-        self.plain_norm = model.norm
-        self.norm = self.noting_norm
         self.capacity = capacity
-        self.slots = slots
         self.cache = model.new_cache(slots * capacity)
-        self.features = model.weights.norm
-
-    def noting_norm(self, x: Tensor, gain: Tensor, eps: float, compute_dtype: torch.dtype) -> Tensor:
-        """The model's norm; what leaves the last one is kept."""
-        normed = self.plain_norm(x, gain, eps, compute_dtype)
-        if gain is self.weights.norm:
-            self.features = normed
-        return normed
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "B S"], starts: Int[Tensor, "B"], first_slot: int = 0) -> Float[Tensor, "B S E"]:
@@ -63,13 +48,10 @@ class Batched(Transformer):
         for kind in self.kinds:
             mask = causal_mask(places.flatten(), keys, kind.window, self.dtype).view(count, width, seen)
             sights.append(Sight(new, slice(None), *kind.angles(places.flatten()), mask))
-        self.run(tokens.flatten(), entries, range(self.spec.layers), sights, count * width)
-        return self.features.view(count, width, -1)
-
-    def logits(self, features: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
-        """What the model says of features."""
-        found = linear(features, self.head)
-        return found if self.spec.logit_softcap is None else softcap_(found, self.spec.logit_softcap)
+        hidden = self.embedded(tokens.flatten())
+        for index in range(self.spec.layers):
+            hidden = self.layer(index, hidden, entries[index], sights[self.kind_of[index]])
+        return self.normed(hidden).view(count, width, -1)
 
     def side_by_side(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T]."""

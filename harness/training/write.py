@@ -67,7 +67,7 @@ class Writer:
                 torch.tensor([[slot.tokens[slot.done] if slot else 0] for slot in slots]),
                 torch.tensor([slot.done if slot else 0 for slot in slots]),
             )[:, 0]
-            chosen = self.choose(slots, self.batched.logits(features))
+            chosen = self.choose(slots, self.batched.head_logits(features))
             for place, (slot, token) in enumerate(zip(list(slots), chosen, strict=True)):
                 if slot is not None:
                     slot.features.append(features[place : place + 1])
