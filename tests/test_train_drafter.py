@@ -95,9 +95,14 @@ def test_the_drafters_folder_is_whole(tmp_path: Path, checkpoint: Path) -> None:
     assert {"next/loss", "next/acceptance"} <= set(card["held_out"])
     assert weights["head_tokens"].dtype == torch.int32 and len(weights["head_tokens"]) == 20
     assert all(tensor.dtype == torch.bfloat16 for name, tensor in weights.items() if name != "head_tokens")
-    lines = [json.loads(line) for line in (tmp_path / "results" / "training" / "one" / "log.jsonl").open()]
+    lines = logged(tmp_path / "results")
     assert [line["step"] for line in lines] == [4, 8, 12]
     assert all({"loss", "lr", "tokens_s", "grad_norm"} <= set(line) for line in lines)
+
+
+def logged(results: Path) -> list[dict[str, float]]:
+    text = (results / "training" / "one" / "log.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 class Killed(NullLogger):
@@ -143,8 +148,8 @@ def test_a_killed_training_ends_as_one_left_alone(tmp_path: Path, checkpoint: Pa
     one, other = weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole")
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert sha256(resumed / "model.safetensors") == sha256(whole / "model.safetensors")
-    logs = [(tmp_path / name / "training" / "one" / "log.jsonl").read_text() for name in ("killed", "whole")]
-    steps, losses = ([[json.loads(line)[key] for line in log.splitlines()] for log in logs] for key in ("step", "loss"))
+    logs = [logged(tmp_path / name) for name in ("killed", "whole")]
+    steps, losses = ([[line[key] for line in log] for log in logs] for key in ("step", "loss"))
     assert steps == [[4, 8, 12]] * 2 and losses[0] == losses[1]
 
 
@@ -263,6 +268,6 @@ def test_the_embedded_model_teaches_a_drafter(tmp_path: Path, monkeypatch: pytes
         data=tiny,
         schedule={"steps": 12, "batch_tokens": 512, "lr": 1e-3, "log_steps": 1},
     )
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "training" / "one" / "log.jsonl").open()]
+    losses = [line["loss"] for line in logged(tmp_path)]
     assert losses[-1] < 0.7 * losses[0]
     assert load_file(folder / "model.safetensors")["model.layers.1.mlp.up_proj.weight"].shape == (1536, 576)

@@ -6,16 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.decode.speculative import Speculative
 from harness.drafters.self_skip import SelfSkip
+from harness.drafters.small_lm import SmallLM
+from harness.errors import UserError
+from harness.model.load import load_model
 from harness.sampling import RandomChooser
 from harness.training.decoding import DraftedBlock, Replay, rollout
 from harness.training.objectives import draft_opd, forward_kl, reverse_kl
 from harness.training.on_policy import laid_out, replay_loss
-from tests.toys import CPU, GREEDY, tiers_of
-from tests.training import student, texts, verifier
+from tests.toys import CPU, GREEDY, tiers_of, write_checkpoint
+from tests.training import student, texts, train, verifier
 
 VERIFIER = ((0.5, 0.25, 0.25), (0.25, 0.5, 0.25), (0.7, 0.2, 0.1))
 STUDENT = ((0.25, 0.5, 0.25), (0.5, 0.25, 0.25), (0.1, 0.2, 0.7))
@@ -108,3 +113,38 @@ def test_the_row_of_a_replay_by_hand() -> None:
         [1, 1, 0, 1, 0],
         [1, 1, 0, 1, 1],
     ]
+
+
+def test_the_job_goes_on_from_a_drafter_and_learns_on_policy(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "verifier", num_hidden_layers=4, max_position_embeddings=256)
+    first = train(tmp_path / "results", checkpoint)
+    short = {"steps": 6, "batch_tokens": 64, "log_steps": 1}
+    second = train(
+        tmp_path / "results",
+        checkpoint,
+        objective="draft_opd",
+        start_from=str(first),
+        drafter_name="two",
+        schedule=short,
+    )
+    one, two = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert torch.equal(one.pop("head_tokens"), two.pop("head_tokens"))
+    assert all(tensor.isfinite().all() and not torch.equal(one[name], tensor) for name, tensor in two.items())
+    model = load_model(str(checkpoint), dtype="float32", device="cpu")
+    method = Speculative(tiers_of(model), GREEDY, model, 3, partial(SmallLM, path=str(second)))
+    for prompt in ((3, 4, 5), (9, 8, 7, 6)):
+        written = []
+        for one_method in (method, Autoregressive(tiers_of(model), GREEDY)):
+            decoder = Decoder(one_method)
+            decoder.prefill(prompt)
+            written.append(decoder.decode(StopRule(20, model.tokenizer.eos_ids), RandomChooser(0, CPU)).token_ids)
+        assert written[0] == written[1]
+
+
+def test_other_drafters_are_refused(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "verifier", num_hidden_layers=4, max_position_embeddings=256)
+    with pytest.raises(UserError, match=r"job\.start_from='nowhere': nowhere/model\.safetensors does not exist"):
+        train(tmp_path / "results", checkpoint, start_from="nowhere")
+    first = train(tmp_path / "results", checkpoint)
+    with pytest.raises(UserError, match="weights have no place in this drafter"):
+        train(tmp_path / "results", checkpoint, start_from=str(first), layers=[0], drafter_name="two")

@@ -32,7 +32,7 @@ from harness.store import check_writable, new_run_id, write_atomic
 from harness.training.data import TextData, prepare
 from harness.training.decoding import accept_length, drafter_folder
 from harness.training.distil import Distillation, measure
-from harness.training.loop import Schedule, Training
+from harness.training.loop import Losses, Schedule, Training
 from harness.training.on_policy import OnPolicy
 from harness.training.recipe import Recipe, Source
 from harness.training.students import STUDENTS, Student, check_plain

@@ -57,13 +57,14 @@ class Batched(Transformer):
         """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T]."""
         count, width, seen = mask.shape
         heads, _, size = query.shape
-        own = [
+        own_keys, own_values = (
             x.view(len(x), count, self.capacity, size)[:, :, :seen].transpose(0, 1)  # [B, K, T, D]
             for x in (keys, values)
-        ]
+        )
         mixed = F.scaled_dot_product_attention(
             query.view(heads, count, width, size).transpose(0, 1),
-            *own,
+            own_keys,
+            own_values,
             mask[:, None],
             scale=self.attn_scale,
             enable_gqa=True,
