@@ -206,6 +206,6 @@ def test_layers_can_be_differentiated() -> None:
         ends = []
         for sign in (1, -1):
             weight.data[1, 2] = before + sign * step
-            ends.append(float(loss()))
+            ends.append(loss().item())
         weight.data[1, 2] = before
         assert float(weight.grad[1, 2]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)

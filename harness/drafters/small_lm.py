@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from harness.drafters.base import Draft, draft_with
-from harness.drafters.weights import CARD, layer_shapes, load_drafter, own_layers, own_spec
+from harness.drafters.weights import CARD, drafter_folder, layer_shapes, load_drafter, own_layers, own_spec
 from harness.errors import UserError
 from harness.model.checkpoint import read_json
 from harness.model.load import Model, Shape, load_tokenizer, load_transformer
@@ -50,12 +50,8 @@ class SmallLM:
         head_tokens: str | None = None,
         head_size: int | None = None,
     ) -> None:
-        folder = Path(path).expanduser()
+        folder = drafter_folder(path)
         full = model.transformer
-        if not folder.is_dir():
-            raise UserError(
-                f"drafter.path={path!r} is not a folder; give a checkpoint with config.json and *.safetensors."
-            )
         if (folder / CARD).is_file():
             if (dtype, head_tokens, head_size) != (None, None, None):
                 raise UserError(

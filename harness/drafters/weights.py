@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.model.checkpoint import read_json
 from harness.model.load import Model, Shape, layer_weights, matrices, norms
 from harness.model.made import sha256
+from harness.model.slim import CHECKOUT
 from harness.model.spec import ModelSpec
 from harness.model.transformer import LayerWeights
 
@@ -126,6 +127,44 @@ def load_drafter(
     check_weights(folder, tensors, shapes(config, model.transformer.spec))
     check_head_tokens(folder, tensors.get(HEAD_TOKENS), len(model.transformer.weights.head))
     return DrafterWeights(folder, config, tensors, card)
+
+
+PublicShapes = Callable[[Mapping[str, Any], ModelSpec, Mapping[str, Tensor]], Mapping[str, Shape]]
+"""The weights that a public folder must have: its config, the verifier's spec, its tensors -> names and shapes."""
+
+
+def load_public(
+    folder: Path, stem: str, model: Model, shapes: PublicShapes
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of a folder in a public layout, without a card; ``stem``.safetensors or its index.
+
+    Raises:
+        UserError: no safetensors, or a weight that is missing, extra or misshapen.
+    """
+    config = read_json(folder / CONFIG)
+    index = folder / f"{stem}.safetensors.index.json"
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else [f"{stem}.safetensors"]
+    for name in names:
+        if not (folder / name).is_file():
+            others = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth")]
+            hint = f"; {others[0]} can run code: convert it with safetensors.torch.save_file" if others else ""
+            raise UserError(f"{folder / name} does not exist; only safetensors are read{hint}.")
+    tensors = {name: tensor for file in names for name, tensor in read_tensors(folder / file).items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    check_weights(folder, tensors, shapes(config, model.transformer.spec, tensors))
+    return config, tensors
+
+
+def drafter_folder(path: str) -> Path:
+    """The folder that ``path`` names, from here or from the checkout, where shipped drafters lie.
+
+    Raises:
+        UserError: there is none.
+    """
+    for folder in (Path(path).expanduser(), CHECKOUT / path):
+        if folder.is_dir():
+            return folder
+    raise UserError(f"drafter.path={path!r} is not a folder; give one with {CONFIG} and *.safetensors.")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

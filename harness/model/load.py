@@ -139,12 +139,16 @@ NORMS_BOTH_SIDES = {
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-def matrices(spec: ModelSpec, index: int) -> dict[str, Stack]:
-    """What each field of ``LayerWeights`` but the norms is made of."""
+def matrices(spec: ModelSpec, index: int, read_width: int | None = None) -> dict[str, Stack]:
+    """What each field of ``LayerWeights`` but the norms is made of; attention reads ``read_width`` values, None: E."""
     base, width, inner = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     fused: dict[str, tuple[bool, int, dict[str, int]]] = {  # field -> has a bias, columns, rows of each part
-        "qkv": (spec.qkv_bias, width, {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}),
+        "qkv": (
+            spec.qkv_bias,
+            read_width or width,
+            {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key},
+        ),
         "out": (spec.out_bias, query, {"self_attn.o_proj": width}),
         "gate_up": (spec.mlp_bias, width, {"mlp.gate_proj": inner, "mlp.up_proj": inner}),
         "down": (spec.mlp_bias, inner, {"mlp.down_proj": width}),
@@ -222,9 +226,11 @@ class WeightReader:
         return gain(part, self.checkpoint.read, self.dtype, place, self.spec.offset_norm)
 
 
-def layer_weights(spec: ModelSpec, index: int, read: Read, dtype: torch.dtype, place: torch.device) -> LayerWeights:
+def layer_weights(
+    spec: ModelSpec, index: int, read: Read, dtype: torch.dtype, place: torch.device, read_width: int | None = None
+) -> LayerWeights:
     """One layer from the tensors that ``matrices`` and ``norms`` name, its matrices packed."""
-    parts = {field: fill(stack, read, dtype, place) for field, stack in matrices(spec, index).items()}
+    parts = {field: fill(stack, read, dtype, place) for field, stack in matrices(spec, index, read_width).items()}
     parts |= {field: pack(part) for field, part in parts.items() if part.dim() == 2}
     gains = {field: gain(part, read, dtype, place, spec.offset_norm) for field, part in norms(spec, index).items()}
     if spec.qk_norm:

@@ -181,6 +181,10 @@ class Tier:
         for chunk in tokens.split(PREFILL_CHUNK) if len(tokens) else ():
             self.plain_forward(chunk, rows=0)
 
+    def rollback(self, length: int) -> None:
+        """Cut to at most ``length`` positions."""
+        self.cache.rollback(length)
+
 
 def chunk_of(tokens: Int[Tensor, "S"], size: int) -> Int[Tensor, "B"]:
     """``tokens`` and as much padding behind them as makes ``size``."""
@@ -244,4 +248,4 @@ class Tiers:
     def rollback(self, length: int) -> None:
         """Cut every tier to at most ``length`` positions."""
         for tier in self.every:
-            tier.cache.rollback(length)
+            tier.rollback(length)

@@ -1,0 +1,237 @@
+"""Drafting with a head on the verifier: hidden states, the *features*, in, tokens out.
+
+With x the sequence and f its features, f[i] belongs to x[i]: from it the verifier says x[i + 1]. When a block begins
+the last token x[n] is pending, and features end at f[n - 1]. Row i of a recurrent head takes f[i] and x[i + 1] and says
+x[i + 2]; its output stands in for f[i + 1] in the next row where there is none yet.
+
+A method that verifies every block with the full tier (``speculative``) leaves its features behind each time. One that
+skips it (VIA-SD) leaves a backlog, and ``features`` says what a head reads there: ``slim``, the slim tier's hidden
+states at the same places, until the full tier has been there; ``catch_up``, the full tier processes the backlog first,
+which counts as a full forward. Where not even the slim tier has been, the full tier catches up in both.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from harness.drafters.base import Draft, draft_with
+from harness.errors import unknown
+from harness.model.sight import Sight
+from harness.model.tiers import GRAPH_STEP, Pick, Tier, Tiers, chunk_of, scalar
+from harness.model.transformer import PREFILL_CHUNK, Transformer
+from harness.sampling import Chooser, Sampling
+
+SOURCES = ("slim", "catch_up")
+Entries = Sequence[tuple[Tensor, Tensor]]
+
+
+class Features:
+    """The verifiers' hidden states at ``taps``, by position."""
+
+    def __init__(self, tiers: Tiers, taps: Sequence[int], source: str) -> None:
+        if source not in SOURCES:
+            raise unknown("drafter.features", source, SOURCES)
+        self.full = tiers.full
+        self.slim = next((tier for tier in tiers.others if tier.name == "slim"), None) if source == "slim" else None
+        for tier in (self.full, self.slim):
+            if tier is not None:
+                tier.watch(taps)
+
+    def reach(self, sequence: Sequence[int]) -> None:
+        """See to it that there are features of ``sequence``, if need be by a forward of the full tier."""
+        reached = max(self.full.length, self.slim.length if self.slim else 0)
+        if reached < len(sequence):
+            self.full.forward(sequence, rows=0)
+
+    def rows(self, begin: int, end: int) -> Float[Tensor, "S F"]:
+        """Those of positions ``begin`` to before ``end``, the full tier's as far as it has been."""
+        if self.slim is None or end <= self.full.length:
+            return self.full.features[begin:end]
+        split = max(begin, self.full.length)
+        return torch.cat((self.full.features[begin:split], self.slim.features[split:end]))
+
+
+@runtime_checkable
+class Head(Protocol):
+    """The mathematics of a recurrent head, on plain tensors: nothing here is in inference mode.
+
+    ``model`` has its layers, and the embedding and head that it uses; ``taps`` says which features it reads.
+    """
+
+    @property
+    def model(self) -> Transformer: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def enter(self, features: Float[Tensor, "S F"]) -> Float[Tensor, "S E"]:
+        """What the verifier's features become before they are read like the head's own outputs."""
+        ...
+
+    def advance(
+        self, tokens: Int[Tensor, "S"], states: Float[Tensor, "S E"], entries: Entries, sights: Sequence[Sight]
+    ) -> Float[Tensor, "S E"]:
+        """Rows with the features ``states`` and the tokens behind them -> what stands in for the next features."""
+        ...
+
+    def logits(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S V"]:
+        """Of the token that follows the row's token, from what ``advance`` returned."""
+        ...
+
+
+class HeadTier(Tier):
+    """A recurrent head with a cache of its own, one row a token from the second on.
+
+    Rows of drafts are made of the head's own outputs and leave the cache when a block is drafted. Rows made of the slim
+    tier's features, those from ``solid`` on, are made again once the full tier has been there. So the cache always is
+    what it would be if it were filled now.
+    """
+
+    def __init__(self, tiers: Tiers, head: Head, source: str) -> None:
+        cache = head.model.new_cache(tiers.cache.capacity)
+        super().__init__("draft", head.model, cache, range(head.model.spec.layers), graphs=tiers.graphs)
+        self.head = head
+        self.source = Features(tiers, head.taps, source)
+        self.solid = 0
+        tiers.others.append(self)
+
+    @property
+    def length(self) -> int:
+        """Tokens taken in; the first has no row."""
+        return self.cache.length + 1
+
+    def rollback(self, length: int) -> None:
+        self.cache.rollback(max(0, length - 1))
+        self.solid = min(self.solid, self.cache.length)
+
+    def prefill(self, sequence: Sequence[int]) -> None:
+        for end in range(min(self.length, len(sequence)), len(sequence), PREFILL_CHUNK):
+            self.take_in(sequence[: end + PREFILL_CHUNK])
+
+    def forward(
+        self, sequence: Sequence[int], rows: int, drafts: Int[Tensor, "G"] | None = None
+    ) -> Float[Tensor, "R V"]:
+        """As any tier's, of a sequence alone: drafts have no features."""
+        if drafts is not None:
+            raise ValueError(f"{self.name}: a head takes in what it drafts by itself")
+        self.source.reach(sequence[:-1])
+        begun = perf_counter()
+        with torch.inference_mode():
+            states = self.take_in(sequence)
+            logits = self.head.logits(states[len(states) - rows :])
+        self.forwards += 1
+        self.seconds += perf_counter() - begun
+        return logits
+
+    @torch.inference_mode()
+    def take_in(self, sequence: Sequence[int], keep: int = 0) -> Float[Tensor, "S E"]:
+        """Fill the cache with the rows of ``sequence``, but the last ``keep``; the features must be there."""
+        tokens, features = self.pending(sequence)
+        count = len(tokens) - keep
+        start = self.cache.begin(count)
+        self.model.check_positions(start + count)
+        sights = [kind.sight(start, count) for kind in self.model.kinds]
+        states = self.head.advance(tokens[:count], self.head.enter(features[:count]), self.cache.layers, sights)
+        self.cache.append(count)
+        self.solid = min(self.source.full.length, self.cache.length)
+        return states
+
+    def pending(self, sequence: Sequence[int]) -> tuple[Int[Tensor, "S"], Float[Tensor, "S F"]]:
+        """Tokens and features of the rows that are missing or can be made of the full tier's features now."""
+        if self.source.full.length > self.solid:
+            self.cache.rollback(self.solid)
+        return self.fresh(sequence, None), self.source.rows(self.cache.length, len(sequence) - 1)
+
+    @torch.inference_mode()
+    def extend(
+        self, sequence: Sequence[int], count: int, pick: Pick, uniforms: Float[Tensor, "G"]
+    ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+        """Draft ``count`` tokens, at least 1, behind a sequence of at least 2."""
+        self.source.reach(sequence[:-1])
+        self.rollback(len(sequence) - 1)  # so that there is a row to begin with, also when asked a second time
+        begun = perf_counter()
+        extend = self.extend_by_graph if self.graphs else self.extend_row_by_row
+        drafts, probs = extend(sequence, count, pick, uniforms)
+        self.forwards += count
+        self.seconds += perf_counter() - begun
+        return drafts, probs
+
+    def extend_row_by_row(
+        self, sequence: Sequence[int], count: int, pick: Pick, uniforms: Float[Tensor, "G"]
+    ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+        states = self.take_in(sequence)[-1:]
+        start = self.cache.begin(count)
+        self.model.check_positions(start + count)
+        drafts: list[Tensor] = []
+        probs: list[Tensor] = []
+        for turn, uniform in enumerate(uniforms[:count]):
+            if drafts:
+                sights = [kind.sight(start + turn - 1, 1) for kind in self.model.kinds]
+                states = self.head.advance(drafts[-1], states, self.cache.layers, sights)
+            token, drawn_from = pick(self.head.logits(states), uniform)
+            drafts.append(token)
+            probs.append(drawn_from)
+        return torch.cat(drafts), torch.cat(probs)
+
+    def extend_by_graph(
+        self, sequence: Sequence[int], count: int, pick: Pick, uniforms: Float[Tensor, "G"]
+    ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+        """As row by row, in one graph for each ``count``; the rows that begin it are padded to ``GRAPH_STEP``."""
+        tokens, features = self.pending(sequence)
+        if len(tokens) > GRAPH_STEP:
+            self.take_in(sequence, keep=GRAPH_STEP)
+            tokens, features = self.pending(sequence)
+        behind = len(tokens)
+        start = self.cache.begin(max(GRAPH_STEP, behind + count))
+        self.model.check_positions(start + behind + count)
+
+        def whole(
+            tokens: Int[Tensor, "S"],
+            features: Float[Tensor, "S F"],
+            behind: Int[Tensor, ""],
+            start: Int[Tensor, ""],
+            uniforms: Float[Tensor, "G"],
+        ) -> tuple[Int[Tensor, "G"], Float[Tensor, "G V"]]:
+            entries = self.cache.layers
+            sights = self.model.fixed_sights(start, len(tokens), entries)
+            states = self.head.advance(tokens, self.head.enter(features), entries, sights)
+            states = states.index_select(0, behind[None] - 1)
+            start = start + behind
+            drafts: list[Tensor] = []
+            probs: list[Tensor] = []
+            for uniform in uniforms:
+                if drafts:
+                    sights = self.model.fixed_sights(start + len(drafts) - 1, 1, entries)
+                    states = self.head.advance(drafts[-1], states, entries, sights)
+                token, drawn_from = pick(self.head.logits(states), uniform)
+                drafts.append(token)
+                probs.append(drawn_from)
+            return torch.cat(drafts), torch.cat(probs)
+
+        padded = torch.zeros(GRAPH_STEP, features.shape[1], dtype=features.dtype, device=features.device)
+        padded[:behind] = features
+        places = scalar(behind, tokens.device), scalar(start, tokens.device)
+        found = self.replayed((count,), whole, chunk_of(tokens, GRAPH_STEP), padded, *places, uniforms[:count])
+        self.cache.append(behind)
+        self.solid = min(self.source.full.length, self.cache.length)
+        return found
+
+
+class HeadDrafter:
+    """What the families of recurrent heads share: the sequence needs two tokens before there is a feature to read."""
+
+    has_probs = True
+
+    def __init__(self, name: str, tier: Tier, sampling: Sampling, longest: int | None = None) -> None:
+        self.name = name
+        self.tier = tier
+        self.sampling = sampling
+        self.longest = longest
+
+    def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
+        count = count if self.longest is None else min(count, self.longest)
+        return draft_with(self.tier, self.sampling, tokens, count if len(tokens) > 1 else 0, chooser)
