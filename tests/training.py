@@ -56,7 +56,7 @@ def train(results: Path, checkpoint: Path, log: Logger | None = None, **changed:
         **{"model": lambda slim_mask, notify: load_model(str(checkpoint), dtype="float32", device="cpu")},
         **{"tasks": {"qa": CalibrationOnly(source="builtin")}, "log": log or NullLogger()},
         **{"results_dir": str(results), "seed": 0, "kind": "small_lm", "objective": "kd", "layers": [0, -1]},
-        **{"head_tokens": 20, "data": Recipe(**RECIPE | data), "schedule": Schedule(**SCHEDULE | schedule)},
+        **{"turns": 2, "head_tokens": 20, "data": Recipe(**RECIPE | data), "schedule": Schedule(**SCHEDULE | schedule)},
         **{"gamma": 3, "decode_prompts": 3, "decode_tokens": 10},
         "drafter_name": "one",
     }

@@ -32,10 +32,11 @@ from harness.store import check_writable, new_run_id, write_atomic
 from harness.training.data import TextData, prepare
 from harness.training.decoding import accept_length, drafter_folder
 from harness.training.distil import Distillation, measure
+from harness.training.heads import STUDENTS
 from harness.training.loop import Losses, Schedule, Training
 from harness.training.on_policy import OnPolicy
 from harness.training.recipe import Recipe, Source
-from harness.training.students import STUDENTS, Student, check_plain
+from harness.training.students import Student, check_plain
 from harness.training.verifier import borrow, checkpoint_folder, layer_choice
 
 OBJECTIVES = ("kd", "draft_opd")
@@ -51,6 +52,7 @@ def train_drafter(
     kind: str,
     objective: str,
     layers: list[int],
+    turns: int,
     head_tokens: int,
     data: Recipe,
     schedule: Schedule,
@@ -67,7 +69,9 @@ def train_drafter(
         kind: drafter family, one of ``STUDENTS``.
         objective: ``kd``, forward KL on written texts; ``draft_opd``, on blocks that verification rejected, for
             ``small_lm``.
-        layers: of the verifier, to start from; negative ones are counted from its end.
+        layers: of the verifier, to start from; negative ones are counted from its end. ``eagle`` and ``mtp`` have one
+            layer and take the last of these, ``medusa`` none.
+        turns: how often ``eagle`` and ``mtp`` read their own outputs in training; heads of ``medusa``.
         head_tokens: rows of the verifier's head, of the most frequent tokens, that the drafter may say.
         data: what the verifier writes.
         gamma: tokens drafted a block, where the drafter decodes.
@@ -87,7 +91,7 @@ def train_drafter(
         raise unknown("job.objective", objective, OBJECTIVES)
     for key, value in (
         *(("job.head_tokens", head_tokens), ("job.decode_prompts", decode_prompts)),
-        *(("job.decode_tokens", decode_tokens), ("gamma", gamma)),
+        *(("job.decode_tokens", decode_tokens), ("gamma", gamma), ("job.turns", turns)),
     ):
         if value < 1:
             raise UserError(f"{key}={value}: want at least 1.")
@@ -115,14 +119,21 @@ def train_drafter(
         console=screen,
     ) as progress:
         identity = {
-            **{"model": full.name, "kind": kind, "objective": objective, "layers": chosen, "seed": seed},
+            **{
+                "model": full.name,
+                "kind": kind,
+                "objective": objective,
+                "layers": chosen,
+                "turns": turns,
+                "seed": seed,
+            },
             **{"head_tokens": head_tokens, "data": asdict(data), "schedule": asdict(schedule)},
             **{"gamma": gamma, "start_from": start_from and sha256(start_file(Path(start_from)))},
             "rows": {key: source.sha256 for key, (_, source) in rows.items()},
         }
         claim(work, output, identity, overwrite)
         texts = write_texts(full, tasks, rows, data, seed, progress)
-        student = make_student(full, kind, chosen, texts.frequent(head_tokens), start_from)
+        student = make_student(full, kind, chosen, turns, texts.frequent(head_tokens), start_from)
         losses: Losses = Distillation(student, texts, schedule.prompt_weight)
         if objective == "draft_opd":
             losses = OnPolicy(student, texts, full, gamma, data.reply_tokens)
@@ -228,17 +239,19 @@ def start_file(folder: Path) -> Path:
     return path
 
 
-def make_student(full: Model, kind: str, layers: list[int], head_tokens: Tensor, start_from: str | None) -> Any:
+def make_student(
+    full: Model, kind: str, layers: list[int], turns: int, head_tokens: Tensor, start_from: str | None
+) -> Any:
     """A student that begins with the verifier's layers, or where a drafter was left.
 
     Raises:
         UserError: a drafter that is not whole, or of another kind, verifier or number of layers.
     """
     if start_from is None:
-        return STUDENTS[kind](borrow(full, head_tokens), layers)
+        return STUDENTS[kind](borrow(full, head_tokens), layers, turns)
     folder = Path(start_from).expanduser()
     stored = read_tensors(start_file(folder))
-    student = STUDENTS[kind](borrow(full, stored[HEAD_TOKENS].long()), layers)
+    student = STUDENTS[kind](borrow(full, stored[HEAD_TOKENS].long()), layers, turns)
     shapes = {name: tuple(tensor.shape) for name, tensor in student.state_dict().items()}
     found = load_drafter(folder, kind, full, lambda config, spec: shapes)
     student.load_state_dict({name: found.tensors[name].float() for name in shapes})
@@ -322,6 +335,7 @@ def save(
         "objective": identity["objective"],
         "verifier_layers": identity["layers"],
         "schedule": identity["schedule"],
+        "turns": identity["turns"],
         "gamma": identity["gamma"],
         "start_from": identity["start_from"],
         "steps": training.at.step,

@@ -14,6 +14,9 @@ from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Decoder, StopRule
 from harness.decode.speculative import Speculative
 from harness.drafters.base import Drafter
+from harness.drafters.eagle import Eagle
+from harness.drafters.medusa import Medusa
+from harness.drafters.mtp import Mtp
 from harness.drafters.small_lm import SmallLM
 from harness.drafters.weights import HEAD_TOKENS, save_drafter
 from harness.model.load import Model
@@ -22,7 +25,7 @@ from harness.model.transfer import to_host
 from harness.sampling import RandomChooser, Sampling
 from harness.training.students import Student
 
-FAMILIES: dict[str, Callable[..., Drafter]] = {"small_lm": SmallLM}
+FAMILIES: dict[str, Callable[..., Drafter]] = {"small_lm": SmallLM, "eagle": Eagle, "mtp": Mtp, "medusa": Medusa}
 """Who drafts with the folder of a kind."""
 
 

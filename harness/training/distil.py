@@ -13,7 +13,7 @@ from harness.training.students import Student
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """Forward KL against the verifier's law at every position, weighted; heads that look further weigh the same."""
+    """Forward KL against the verifier's law at every position, weighted."""
 
     student: Student
     data: TextData
@@ -25,7 +25,7 @@ class Distillation:
         for said in self.student.predictions(batch):
             with torch.no_grad():
                 wanted = self.student.borrowed.capped(said.features.float() @ self.student.rows.T)
-            each = torch.where(said.in_reply, 1.0, self.prompt_weight)
+            each = said.weight * torch.where(said.in_reply, 1.0, self.prompt_weight)
             total = total + (forward_kl(wanted, said.logits) * each).sum()
             weight = weight + each.sum()
         return total / weight.clamp(min=1e-6)

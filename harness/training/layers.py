@@ -38,20 +38,54 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B S X"], angles: tuple[Tensor, Tensor], mask: Float[Tensor, "S S"] | None
     ) -> Float[Tensor, "B S E"]:
         """Causal without ``mask``; padding lies behind, so it needs none."""
-        rows, count = x.shape[:2]
-        query, key, value = (
-            part(x).view(rows, count, -1, self.spec.head_dim).transpose(1, 2)
-            for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = self.split(x, angles)
         mixed = F.scaled_dot_product_attention(
-            turned(query, *angles),
-            turned(key, *angles),
+            query,
+            key,
             value,
             None if mask is None else mask.to(query.dtype),
             is_causal=mask is None,
             enable_gqa=True,
         )
-        return self.o_proj(mixed.transpose(1, 2).reshape(rows, count, -1))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+    def split(self, x: Float[Tensor, "B S X"], angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query [B, H, S, D], key and value [B, K, S, D], turned."""
+        query, key, value = (
+            part(x).view(*x.shape[:2], -1, self.spec.head_dim).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return turned(query, *angles), turned(key, *angles), value
+
+    def unrolled(
+        self, x: Float[Tensor, "B S X"], angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B S E"]:
+        """One more turn of a head that reads its own outputs; ``past`` has keys and values of the turns before.
+
+        In drafting, row i of turn t comes behind row i - 1 of turn t - 1, and so on back to the first turn, whose rows
+        are all there is before. So it sees of the first turn the rows up to i - t + 1, and of each later turn u the
+        row i - t + u. The rows i < t - 1 stand for nothing.
+        """
+        query, key, value = self.split(x, angles)
+        groups = query.shape[1] // key.shape[1]
+        past.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
+        turn, scale = len(past), self.spec.head_dim**-0.5
+        (first_keys, first_values), *later = past
+        count = x.shape[1]
+        hidden = torch.ones(count, count, dtype=torch.bool).tril(1 - turn).logical_not()
+        scores = [(query @ first_keys.transpose(-1, -2) * scale).masked_fill(hidden, float("-inf"))]
+        shifted = [(behind(k, len(later) - 1 - u), behind(v, len(later) - 1 - u)) for u, (k, v) in enumerate(later)]
+        scores += [(query * keys).sum(-1, keepdim=True) * scale for keys, _ in shifted]
+        weights = torch.softmax(torch.cat(scores, -1).float(), -1).nan_to_num(0.0).to(query.dtype)
+        mixed = weights[..., :count] @ first_values
+        for place, (_, values) in enumerate(shifted):
+            mixed = mixed + weights[..., count + place, None] * values
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+def behind(x: Float[Tensor, "B H S D"], rows: int) -> Float[Tensor, "B H S D"]:
+    """``x`` with each row ``rows`` places later; zeros come in."""
+    return F.pad(x, (0, 0, rows, 0))[:, :, : x.shape[2]]
 
 
 def turned(x: Float[Tensor, "B H S D"], cos: Float[Tensor, "S D"], sin: Float[Tensor, "S D"]) -> Tensor:
@@ -73,9 +107,11 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
+    """A decoder layer; without ``input_norm`` its attention reads its input as it is."""
+
+    def __init__(self, spec: ModelSpec, input_norm: bool = True) -> None:
         super().__init__()
-        self.input_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.input_layernorm = Norm(spec.hidden_size, spec.norm_eps) if input_norm else nn.Identity()
         self.self_attn = Attention(spec, spec.hidden_size)
         self.post_attention_layernorm = Norm(spec.hidden_size, spec.norm_eps)
         self.mlp = Mlp(spec)
@@ -84,6 +120,13 @@ class Layer(nn.Module):
         self, x: Float[Tensor, "B S E"], angles: tuple[Tensor, Tensor], mask: Float[Tensor, "S S"] | None = None
     ) -> Float[Tensor, "B S E"]:
         x = x + self.self_attn(self.input_layernorm(x), angles, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def unrolled(
+        self, x: Float[Tensor, "B S E"], angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B S E"]:
+        """As ``Attention.unrolled``."""
+        x = x + self.self_attn.unrolled(self.input_layernorm(x), angles, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 

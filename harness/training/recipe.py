@@ -40,7 +40,7 @@ class Recipe:
     sampled: float = 0.2
     plain: float = 0.2
     opening: int = 8
-    batch: int = 64
+    batch: int = 128
     shard: int = 1024
 
     def __post_init__(self) -> None:

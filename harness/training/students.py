@@ -1,6 +1,6 @@
 """Drafters while they are trained: their weights, and what they say of a batch beside the verifier's features."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,13 +21,14 @@ class Predictions:
     """What a student says at some positions of a batch.
 
     ``features``: the verifier's, from which its own law at the same position follows; ``in_reply`` is False where that
-    law is of a prompt's token.
+    law is of a prompt's token. ``weight`` is the prediction's share in the loss beside the student's others.
     """
 
     name: str
     logits: Float[Tensor, "R N"]
     features: Float[Tensor, "R E"]
     in_reply: Bool[Tensor, "R"]
+    weight: float = 1.0
 
 
 class Student(Protocol):
@@ -75,6 +76,19 @@ def check_plain(spec: ModelSpec) -> None:
         raise UserError(f"drafters are trained for plain Llama models; this one has {', '.join(has)}.")
 
 
+def layer_config(borrowed: Borrowed, layers: int) -> dict[str, Any]:
+    """What a drafter's folder says of ``layers`` layers in the verifier's shape."""
+    spec = borrowed.spec
+    return {
+        "model": borrowed.name,
+        "num_hidden_layers": layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+    }
+
+
 class SmallStudent(nn.Module):
     """A few of the verifier's layers between its embedding and rows of its head, for ``small_lm``."""
 
@@ -83,14 +97,7 @@ class SmallStudent(nn.Module):
     def __init__(self, borrowed: Borrowed, layers: list[int]) -> None:
         super().__init__()
         spec = borrowed.spec
-        self.config: Mapping[str, Any] = {
-            "model": borrowed.name,
-            "num_hidden_layers": len(layers),
-            "num_attention_heads": spec.heads,
-            "num_key_value_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "intermediate_size": spec.intermediate_size,
-        }
+        self.config: Mapping[str, Any] = layer_config(borrowed, len(layers))
         self.borrowed = borrowed
         self.rows = borrowed.rows
         self.spec = own_spec(self.config, spec)
@@ -121,7 +128,3 @@ def places(batch: Batch, ahead: int) -> tuple[Bool[Tensor, "B S"], Bool[Tensor, 
     target = torch.arange(batch.tokens.shape[1]) + ahead
     there = target < batch.lengths[:, None]
     return there, (target >= batch.prompt_lengths[:, None])[there]
-
-
-STUDENTS: Mapping[str, Callable[[Borrowed, list[int]], Any]] = {"small_lm": SmallStudent}
-"""By drafter family."""
