@@ -20,7 +20,14 @@ PACKAGES = (
     "hydra-core",
 )
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-PRODUCED = ("results/runs", "results/tables", "results/figures", "results/speed", "results/reference")
+PRODUCED = (
+    "results/runs",
+    "results/tables",
+    "results/figures",
+    "results/speed",
+    "results/training",
+    "results/reference",
+)
 """Folders a run writes and never reads: a change there does not make the code dirty."""
 
 

@@ -1,6 +1,6 @@
 """Copies of a run for a dashboard. The record is the run folder; a logger only repeats what is on disk there.
 
-A new logger is a class with the four methods of ``Logger`` and a file in ``conf/log``.
+A new logger is a class with the methods of ``Logger`` and a file in ``conf/log``.
 """
 
 import sys
@@ -16,13 +16,17 @@ WANDB_MODES = ("offline", "online", "disabled")
 
 
 class Logger(Protocol):
-    """What the bench calls: ``start`` once, ``sample`` per sample, ``summary`` once, ``close`` always."""
+    """What jobs call: ``start`` once, ``close`` always; between them ``sample`` per sample and ``summary`` once, or
+    ``numbers`` per line of a training.
+    """
 
     def start(self, run: RunRecord, config: Mapping[str, Any]) -> None: ...
 
     def sample(self, record: SampleRecord) -> None: ...
 
     def summary(self, rows: Sequence[MetricRow]) -> None: ...
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -37,6 +41,9 @@ class NullLogger:
         pass
 
     def summary(self, rows: Sequence[MetricRow]) -> None:
+        pass
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
         pass
 
     def close(self) -> None:
@@ -119,6 +126,10 @@ class WandbLogger:
             )
 
         self._send(send)
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of a training at a step."""
+        self._send(lambda: self._run.log(dict(values), step=step))
 
     def close(self) -> None:
         """End the W&B run; safe to call twice, and after a failed start."""

@@ -17,7 +17,7 @@ DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
-    "harness.speed.stock",
+    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
@@ -58,6 +58,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
     "report": frozenset(("errors", "records", "scoring", "compare", "metrics", "positions", "store")),
+    "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "memory": frozenset(),
     "speed": frozenset(
@@ -65,7 +66,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"},
+    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"}
+    | {"training"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }

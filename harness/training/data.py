@@ -1,0 +1,222 @@
+"""Training data on disk: tokens with the full verifier's features, written once, shard by shard, and checked by sha256.
+
+The folder is named by the digest of its recipe and lies in the user's cache, so that every drafter of one verifier
+learns from the same texts and an interrupted writer goes on where it stopped.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load, save
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.model.load import Model
+from harness.model.made import cache_dir, sha256
+from harness.store import write_atomic
+from harness.training.recipe import Frame, Recipe, Request, Source, requests
+from harness.training.write import Text, Writer
+
+RECIPE, MANIFEST = "recipe.json", "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts side by side, padded behind. ``features[:, i]`` belong to ``tokens[:, i]``; those of the last are zero."""
+
+    tokens: Int[Tensor, "B S"]
+    features: Float[Tensor, "B S E"]
+    lengths: Int[Tensor, "B"]
+    prompt_lengths: Int[Tensor, "B"]
+
+
+class TextData:
+    """The texts, held-out ones apart, and how to name them: ``folder``, ``recipe`` in words, ``digest``."""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], texts: Sequence[Text], held_out: int) -> None:
+        self.folder, self.recipe = folder, recipe
+        self.held_out = [text for text in texts if text.index < held_out]
+        kept = {text.tokens[: text.prompt_length] for text in self.held_out}
+        self.trained = [
+            text for text in texts if text.index >= held_out and text.tokens[: text.prompt_length] not in kept
+        ]
+
+    @property
+    def digest(self) -> str:
+        return self.folder.name
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(text.tokens) for text in self.trained)
+
+    def frequent(self, count: int) -> Int[Tensor, "N"]:
+        """The ``count`` most frequent tokens of the texts, a continuation's counted thrice; ids decide between equals.
+
+        Fewer texts than tokens fill up with the lowest ids, which byte-pair tokenizers learnt first.
+        """
+        width = self.recipe["vocabulary"]
+        counts = torch.zeros(width, dtype=torch.long)
+        for text in self.trained:
+            counts += torch.bincount(torch.tensor(text.tokens), minlength=width)
+            counts += 2 * torch.bincount(torch.tensor(text.tokens[text.prompt_length :]), minlength=width)
+        return counts.sort(descending=True, stable=True).indices[: min(count, width)].sort().values
+
+    def order(self, seed: int, epoch: int, batch_tokens: int) -> list[list[int]]:
+        """The batches of an epoch as indices of texts: shuffled, neighbours of like length, shuffled again."""
+        draw = random.Random(f"order/{seed}/{epoch}")
+        indices = list(range(len(self.trained)))
+        draw.shuffle(indices)
+        batches: list[list[int]] = []
+        for begin in range(0, len(indices), 256):
+            pool = sorted(indices[begin : begin + 256], key=lambda index: len(self.trained[index].tokens))
+            batches += list(grouped(pool, [len(self.trained[index].tokens) for index in pool], batch_tokens))
+        draw.shuffle(batches)
+        return batches
+
+
+def grouped(indices: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Neighbours whose padded batch has at most ``batch_tokens`` tokens; one too long is alone."""
+    group: list[int] = []
+    for index, length in zip(indices, lengths, strict=True):
+        if group and length * (len(group) + 1) > batch_tokens:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def collate(texts: Sequence[Text]) -> Batch:
+    """Texts as one padded batch."""
+    longest = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), longest, dtype=torch.long)
+    features = torch.zeros(len(texts), longest, texts[0].features.shape[-1], dtype=texts[0].features.dtype)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
+        features[row, : len(text.features)] = text.features
+    return Batch(
+        tokens,
+        features,
+        torch.tensor([len(text.tokens) for text in texts]),
+        torch.tensor([text.prompt_length for text in texts]),
+    )
+
+
+def prepare(
+    model: Model,
+    recipe: Recipe,
+    sources: Sequence[Source],
+    described: Mapping[str, Any],
+    seed: int,
+    progress: Callable[[int, int, float], None],
+) -> TextData:
+    """Read the data, writing what is missing of it.
+
+    ``described`` says where the sources' rows came from; ``progress`` gets sequences done, of how many, and tokens a
+    second.
+
+    Raises:
+        UserError: a cache that cannot be written, or prompts that do not fit the model.
+    """
+    made = requests(recipe, model.tokenizer, sources, seed)
+    frame = Frame.of(model.tokenizer)
+    longest = max(len(request.given) for request in made)
+    needed = longest + recipe.prompt_tokens + len(frame.behind) + recipe.reply_tokens
+    if needed > (most := model.transformer.spec.max_positions):
+        raise UserError(
+            f"texts of {needed} positions are asked for, the model has {most}: lower tasks.NAME.max_input_tokens, "
+            "job.data.prompt_tokens or job.data.reply_tokens."
+        )
+    whole = {
+        "model": model.name,
+        "dtype": str(model.transformer.dtype).removeprefix("torch."),
+        "vocabulary": model.transformer.spec.vocab_size,
+        "weights": weights_digest(model),
+        "seed": seed,
+        **asdict(recipe),
+        "rows": described,
+        "prompts": hashlib.sha256(json.dumps([request.given for request in made]).encode()).hexdigest(),
+        "version": 1,
+    }
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_dir() / "drafter-data" / f"{model.slug}-{digest}"
+    try:
+        write_atomic(folder / RECIPE, json.dumps(whole, indent=2) + "\n")
+        manifest = write_shards(folder, model, recipe, made, frame, seed, longest, progress)
+    except OSError as error:
+        raise UserError(
+            f"cannot write training data to {str(folder)!r} ({error}): set HARNESS_CACHE=FOLDER."
+        ) from error
+    texts = [text for name in manifest for text in unpacked(load((folder / name).read_bytes()))]
+    return TextData(folder, whole, texts, recipe.held_out)
+
+
+def weights_digest(model: Model) -> str:
+    """A cheap digest of the verifier: its embedding's sum and its final norm, which no two checkpoints share."""
+    sums = torch.cat((model.transformer.weights.embed.double().sum(0), model.transformer.weights.norm.double()))
+    return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def write_shards(
+    folder: Path,
+    model: Model,
+    recipe: Recipe,
+    made: Sequence[Request],
+    frame: Frame,
+    seed: int,
+    longest: int,
+    progress: Callable[[int, int, float], None],
+) -> dict[str, str]:
+    """The names of all shards with their sha256; those on disk that match the manifest are left alone."""
+    path = folder / MANIFEST
+    manifest: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+    writer: Writer | None = None
+    wanted: dict[str, str] = {}
+    for begin in range(0, len(made), recipe.shard):
+        part = made[begin : begin + recipe.shard]
+        name = f"shard-{begin // recipe.shard:05d}.safetensors"
+        whole = name in manifest and (folder / name).is_file() and sha256(folder / name) == manifest[name]
+        if not whole:
+            writer = writer or Writer(model.transformer, recipe, frame, model.tokenizer.eos_ids, seed, longest)
+            texts: list[Text] = []
+            begun, tokens = perf_counter(), 0
+            for text in writer.write(part):
+                texts.append(text)
+                tokens += len(text.tokens)
+                progress(begin + len(texts), len(made), tokens / (perf_counter() - begun))
+            write_atomic(folder / name, packed(sorted(texts, key=lambda text: text.index)))
+            manifest[name] = sha256(folder / name)
+            write_atomic(path, json.dumps(manifest, indent=2) + "\n")
+        wanted[name] = manifest[name]
+        progress(begin + len(part), len(made), 0.0)
+    return wanted
+
+
+def packed(texts: Sequence[Text]) -> bytes:
+    return save(
+        {
+            "indices": torch.tensor([text.index for text in texts], dtype=torch.int32),
+            "lengths": torch.tensor([len(text.tokens) for text in texts], dtype=torch.int32),
+            "prompt_lengths": torch.tensor([text.prompt_length for text in texts], dtype=torch.int32),
+            "tokens": torch.tensor([token for text in texts for token in text.tokens], dtype=torch.int32),
+            "features": torch.cat([text.features for text in texts]),
+        }
+    )
+
+
+def unpacked(stored: Mapping[str, Tensor]) -> Iterator[Text]:
+    lengths = stored["lengths"].tolist()
+    tokens = stored["tokens"].split(lengths)
+    features = stored["features"].split([length - 1 for length in lengths])
+    for index, prompt, own, felt in zip(
+        stored["indices"].tolist(), stored["prompt_lengths"].tolist(), tokens, features, strict=True
+    ):
+        yield Text(index, tuple(own.tolist()), prompt, felt)

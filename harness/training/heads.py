@@ -1,0 +1,170 @@
+"""Heads on the verifier's features while they are trained: ``eagle``, ``mtp`` and ``medusa``.
+
+Places as in ``drafters.heads``: row i has the feature of token i and the token behind it, i + 1; what is said is of
+token i + 2, of which the verifier's own law follows from the feature of token i + 1.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from harness.drafters.weights import own_spec
+from harness.training.data import Batch
+from harness.training.layers import Layer, Norm, Rotary
+from harness.training.students import Predictions, SmallStudent, layer_config
+from harness.training.verifier import Borrowed, taken_layers
+
+FADE = 0.8
+"""Weight of what is said one token further ahead, as in Medusa-1 and EAGLE-3."""
+
+
+class RecurrentStudent(nn.Module):
+    """A head that is unrolled over ``turns`` of its own outputs, as EAGLE-3 is (training-time test).
+
+    Reading, ours: the only loss is forward KL on what it says; features are not regressed.
+    """
+
+    kind: str
+
+    def __init__(self, borrowed: Borrowed, turns: int) -> None:
+        super().__init__()
+        self.borrowed = borrowed
+        self.rows = borrowed.rows
+        self.turns = turns
+        self.config: Mapping[str, Any] = layer_config(borrowed, 1)
+        self.spec = own_spec(self.config, borrowed.spec)
+        self.rotary = Rotary(self.spec)
+
+    def advance(
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B S E"]:
+        """What stands in for the next features."""
+        raise NotImplementedError
+
+    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        raise NotImplementedError
+
+    def predictions(self, batch: Batch) -> Iterator[Predictions]:
+        """Turn by turn, each at every row that it has and whose token is there."""
+        states, embedded = batch.features[:, :-1].float(), self.borrowed.scaled(batch.tokens[:, 1:])
+        count = states.shape[1]
+        row = torch.arange(count)
+        past: list[tuple[Tensor, Tensor]] = []
+        for turn in range(1, self.turns + 1):
+            states = self.advance(embedded, states, self.rotary.first(count), past)
+            there = (row + 2 < batch.lengths[:, None]) & (row >= turn - 1)
+            in_reply = (row + 2 >= batch.prompt_lengths[:, None])[there]
+            wanted = batch.features[:, 1:][there]
+            yield Predictions(f"turn{turn}", self.logits(states[there]), wanted, in_reply, FADE ** (turn - 1))
+            states = F.pad(states, (0, 0, 1, 0))[:, :count]  # row i reads what row i - 1 made
+
+
+def halves(width: int) -> Float[Tensor, "E E2"]:
+    """The sum of both inputs: where a fusing matrix begins."""
+    return torch.cat((torch.eye(width), torch.eye(width)), 1)
+
+
+class EagleStudent(RecurrentStudent):
+    """f' = layer(W [e, f] + b), whose attention has no norm; logits = head f'."""
+
+    kind = "eagle"
+
+    def __init__(self, borrowed: Borrowed, layers: list[int], turns: int) -> None:
+        super().__init__(borrowed, turns)
+        self.config = {**self.config, "bias": True, "fused": False}
+        self.layers = nn.ModuleList([Layer(self.spec, input_norm=False)])
+        self.fc = nn.Linear(2 * self.spec.hidden_size, self.spec.hidden_size)
+        taken = taken_layers(borrowed.folder, layers[-1:], with_norm=False)
+        own = {name.removeprefix("model."): value for name, value in taken.items() if "input_layernorm" not in name}
+        zero = torch.zeros(self.spec.hidden_size)
+        self.load_state_dict({**own, "fc.weight": halves(self.spec.hidden_size), "fc.bias": zero})
+
+    def advance(
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B S E"]:
+        return self.layers[0].unrolled(self.fc(torch.cat((embedded, states), -1)), angles, past)
+
+    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        return self.borrowed.capped(F.linear(states, self.rows))
+
+
+class MtpStudent(RecurrentStudent):
+    """h' = layer(W [norm e, norm h]); logits = head norm h'."""
+
+    kind = "mtp"
+
+    def __init__(self, borrowed: Borrowed, layers: list[int], turns: int) -> None:
+        super().__init__(borrowed, turns)
+        width, eps = self.spec.hidden_size, self.spec.norm_eps
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList([Layer(self.spec)])
+        self.enorm, self.hnorm = Norm(width, eps), Norm(width, eps)
+        self.eh_proj = nn.Linear(2 * width, width, bias=False)
+        self.shared_head = nn.Module()
+        self.shared_head.norm = Norm(width, eps)
+        own = taken_layers(borrowed.folder, layers[-1:])
+        own["shared_head.norm.weight"] = own.pop("model.norm.weight")
+        ones = torch.ones(width)
+        extra = {"eh_proj.weight": halves(width), "enorm.weight": ones, "hnorm.weight": ones}
+        self.load_state_dict({**own, **extra})
+
+    def advance(
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B S E"]:
+        normed = torch.cat((self.enorm(embedded), self.hnorm(states)), -1)
+        return self.model.layers[0].unrolled(self.eh_proj(normed), angles, past)  # type: ignore[operator, index]
+
+    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        normed = self.shared_head.norm(states)  # type: ignore[operator]
+        return self.borrowed.capped(F.linear(normed, self.rows))
+
+
+class MedusaStudent(nn.Module):
+    """``turns`` heads of one residual block each, on the feature alone: head i says token i + 2 behind it."""
+
+    kind = "medusa"
+
+    def __init__(self, borrowed: Borrowed, layers: list[int], turns: int) -> None:
+        super().__init__()
+        self.borrowed = borrowed
+        self.rows = borrowed.rows
+        self.config: Mapping[str, Any] = {**{"model": borrowed.name, "medusa_num_heads": turns, "medusa_num_layers": 1}}
+        width = borrowed.spec.hidden_size
+        for head in range(turns):
+            block = nn.Module()
+            block.linear = nn.Linear(width, width)
+            nn.init.zeros_(block.linear.weight)
+            nn.init.zeros_(block.linear.bias)
+            self.add_module(str(head), nn.ModuleList([block]))
+
+    def predictions(self, batch: Batch) -> Iterator[Predictions]:
+        place = torch.arange(batch.tokens.shape[1])
+        features = batch.features.float()
+        for head, blocks in enumerate(self.children()):
+            ahead = head + 2
+            there = place + ahead < batch.lengths[:, None]
+            x = features[there]
+            (block,) = blocks.children()
+            x = x + F.silu(block.linear(x))  # type: ignore[operator]
+            wanted = features[:, ahead - 1 :][there[:, : features.shape[1] - ahead + 1]]
+            in_reply = (place + ahead >= batch.prompt_lengths[:, None])[there]
+            logits = self.borrowed.capped(F.linear(x, self.rows))
+            yield Predictions(f"head{head + 1}", logits, wanted, in_reply, FADE**head)
+
+
+def small(borrowed: Borrowed, layers: list[int], turns: int) -> SmallStudent:
+    """As it is: a model of its own has no turns."""
+    return SmallStudent(borrowed, layers)
+
+
+STUDENTS: Mapping[str, Callable[[Borrowed, list[int], int], Any]] = {
+    "small_lm": small,
+    "eagle": EagleStudent,
+    "mtp": MtpStudent,
+    "medusa": MedusaStudent,
+}
+"""By drafter family: made of what is borrowed, the verifier's layers to begin with, and turns or heads."""

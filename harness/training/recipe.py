@@ -1,0 +1,130 @@
+"""Which prompts the full verifier continues: calibration rows, and prompts that it writes itself.
+
+A prompt of its own is sampled from a stem, as in Magpie (arXiv 2406.08464): the chat template up to where the user
+speaks, then nothing, or a task's instruction and the first few tokens of a calibration input. Nothing is read of any
+test row. Every sequence has a seed of its own, so that it depends on no other.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.errors import UserError
+from harness.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How much is written, and how.
+
+    Args:
+        sequences: prompts with their continuations, held-out ones besides.
+        held_out: sequences that are never trained on, written first.
+        calibration: calibration rows asked of each task; a quarter of them, at least one, goes to the held-out ones.
+        prompt_tokens: of a prompt that the verifier writes, at most, its stem besides.
+        reply_tokens: of a continuation, at most.
+        prompt_temperature: of sampling prompts.
+        sampled: share of continuations that are sampled at temperature 1; the others are greedy.
+        plain: share of own prompts that start from no task's instruction.
+        opening: tokens of a calibration input that a stem has, at most.
+        batch: sequences written side by side.
+        shard: sequences of a file; an interrupted writer starts its last file again.
+    """
+
+    sequences: int = 4096
+    held_out: int = 64
+    calibration: int = 12
+    prompt_tokens: int = 80
+    reply_tokens: int = 96
+    prompt_temperature: float = 1.0
+    sampled: float = 0.2
+    plain: float = 0.2
+    opening: int = 8
+    batch: int = 128
+    shard: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "held_out", "calibration", "prompt_tokens", "reply_tokens", "batch", "shard"):
+            if getattr(self, name) < 1:
+                raise UserError(f"job.data.{name}={getattr(self, name)}: want at least 1.")
+        for name in ("sampled", "plain"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"job.data.{name}={getattr(self, name)}: want a share, 0 to 1.")
+        if self.opening < 0 or not self.prompt_temperature > 0:
+            raise UserError(
+                f"job.data.opening={self.opening}, prompt_temperature={self.prompt_temperature}: want 0 or more tokens "
+                "and a temperature above 0."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A task as its prompts are made: the instruction before the input, the rows' inputs, their whole prompts."""
+
+    name: str
+    instruction: str
+    inputs: tuple[str, ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to write: ``given`` tokens, then a prompt's rest where ``writes_prompt``, then the continuation."""
+
+    index: int
+    given: tuple[int, ...]
+    writes_prompt: bool
+    sampled: bool
+
+    def random(self, seed: int) -> random.Random:
+        return random.Random(f"draws/{seed}/{self.index}")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The chat template: what stands before the user's text and behind it. Both are empty where there is none."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Frame":
+        one, other = tokenizer.chat("a"), tokenizer.chat("b")
+        before = next(index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+        return cls(tuple(one[:before]), tuple(one[before + 1 :]))
+
+
+def split(source: Source) -> tuple[Source, Source]:
+    """Held-out rows and rows to train on: the first quarter, at least one where there are two, and the rest."""
+    count = max(1, len(source.inputs) // 4) if len(source.inputs) > 1 else 0
+    return (
+        Source(source.name, source.instruction, source.inputs[:count], source.prompts[:count]),
+        Source(source.name, source.instruction, source.inputs[count:], source.prompts[count:]),
+    )
+
+
+def requests(recipe: Recipe, tokenizer: Tokenizer, sources: Sequence[Source], seed: int) -> list[Request]:
+    """Held-out sequences first, then those to train on; in each part the calibration prompts lead."""
+    kept, trained = zip(*(split(source) for source in sources), strict=True)
+    made: list[Request] = []
+    for part, count in ((kept, recipe.held_out), (trained, recipe.sequences)):
+        given = [prompt for source in part for prompt in source.prompts][:count]
+        made += [Request(len(made) + index, prompt, False, False) for index, prompt in enumerate(given)]
+        for _ in range(count - len(given)):
+            made.append(own_prompt(recipe, tokenizer, part, len(made), seed))
+    return made
+
+
+def own_prompt(recipe: Recipe, tokenizer: Tokenizer, sources: Sequence[Source], index: int, seed: int) -> Request:
+    """A prompt that the verifier writes from a stem."""
+    draw = random.Random(f"stem/{seed}/{index}")
+    frame = Frame.of(tokenizer)
+    stem: list[int] = []
+    if draw.random() >= recipe.plain:
+        source = draw.choice(sources)
+        stem = tokenizer.encode(source.instruction)[len(tokenizer.encode("")) :]
+        if source.inputs:
+            whole = tokenizer.encode(source.instruction + draw.choice(source.inputs))[len(tokenizer.encode("")) :]
+            stem = whole[: len(stem) + draw.randint(0, recipe.opening)]
+    given = (*frame.before, *stem) or (min(tokenizer.eos_ids, default=0),)  # something must come first
+    return Request(index, given, True, draw.random() < recipe.sampled)
