@@ -55,7 +55,7 @@ class SmallLM(TierDrafter):
         if (folder / CARD).is_file():
             if (dtype, head_tokens, head_size) != (None, None, None):
                 raise UserError(
-                    f"{folder} runs between parts of the verifier: leave dtype, head_tokens, head_size null."
+                    f"{folder} runs between parts of the verifier: dtype, head_tokens and head_size stay null."
                 )
             small = between(model, folder)
         else:
