@@ -51,7 +51,8 @@ def test_training_says_what_drafting_says(kind: str, head: int, model: Model) ->
     with drafter_folder(own) as folder:
         drafter = FAMILIES[kind](tiers_of(model), GREEDY, model, path=str(folder))
     for length in range(2, len(tokens) + 1):
-        tiers = drafter.tier.source.full  # type: ignore[union-attr]
+        assert drafter.tier is not None
+        tiers = drafter.tier.source.full  # type: ignore[attr-defined]
         for tier in (tiers, drafter.tier):
             tier.cache.rollback(0)
             tier.prefill(tokens[: length - 1])

@@ -68,6 +68,13 @@ def halves(width: int) -> Float[Tensor, "E E2"]:
     return torch.cat((torch.eye(width), torch.eye(width)), 1)
 
 
+def only(layers: nn.Module) -> Layer:
+    """The layer of a list of one."""
+    (layer,) = layers.children()
+    assert isinstance(layer, Layer)
+    return layer
+
+
 class EagleStudent(RecurrentStudent):
     """f' = layer(W [e, f] + b), whose attention has no norm; logits = head f'."""
 
@@ -86,7 +93,7 @@ class EagleStudent(RecurrentStudent):
     def advance(
         self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "B S E"]:
-        return self.layers[0].unrolled(self.fc(torch.cat((embedded, states), -1)), angles, past)
+        return only(self.layers).unrolled(self.fc(torch.cat((embedded, states), -1)), angles, past)
 
     def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
         return self.borrowed.capped(F.linear(states, self.rows))
@@ -100,8 +107,7 @@ class MtpStudent(RecurrentStudent):
     def __init__(self, borrowed: Borrowed, layers: list[int], turns: int) -> None:
         super().__init__(borrowed, turns)
         width, eps = self.spec.hidden_size, self.spec.norm_eps
-        self.model = nn.Module()
-        self.model.layers = nn.ModuleList([Layer(self.spec)])
+        self.model = nn.ModuleDict({"layers": nn.ModuleList([Layer(self.spec)])})
         self.enorm, self.hnorm = Norm(width, eps), Norm(width, eps)
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.shared_head = nn.Module()
@@ -116,7 +122,7 @@ class MtpStudent(RecurrentStudent):
         self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "B S E"]:
         normed = torch.cat((self.enorm(embedded), self.hnorm(states)), -1)
-        return self.model.layers[0].unrolled(self.eh_proj(normed), angles, past)  # type: ignore[operator, index]
+        return only(self.model["layers"]).unrolled(self.eh_proj(normed), angles, past)
 
     def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
         normed = self.shared_head.norm(states)  # type: ignore[operator]
