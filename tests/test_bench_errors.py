@@ -69,6 +69,9 @@ class Recorder:
     def close(self) -> None:
         self.note("close")
 
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        raise AssertionError("a bench has no steps")
+
 
 def test_the_log_hears_of_everything_once_it_is_on_disk(tmp_path: Path) -> None:
     log = Recorder(tmp_path)
