@@ -29,7 +29,7 @@ test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types 
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
 .PHONY: reference
 reference: $(VENV)/.run ## Rebuild results/reference/quickstart on this machine: the quickstart with 16 prompts a task

@@ -96,13 +96,13 @@ def changed(ids: Sequence[int], place: int) -> tuple[int, ...]:
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Tokens that a tier had and tokens it got, of every forward and prefill."""
     calls: list[tuple[int, int]] = []
-    forward = Transformer.forward
+    observe = Transformer.observe
 
-    def noted(self: Transformer, tokens: torch.Tensor, cache: Any, layers: Sequence[int], rows: int) -> torch.Tensor:
+    def noted(self: Transformer, tokens: torch.Tensor, cache: Any, *arguments: Any) -> Any:
         calls.append((cache.length, len(tokens)))
-        return forward(self, tokens, cache, layers, rows)
+        return observe(self, tokens, cache, *arguments)
 
-    monkeypatch.setattr(Transformer, "forward", noted)
+    monkeypatch.setattr(Transformer, "observe", noted)
     return calls
 
 

@@ -87,7 +87,7 @@ def test_a_row_does_not_depend_on_its_place_nor_on_the_other_rows(name: str, blo
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("method", ["speculative", "always_escalate"])
 def test_lossless_methods_write_the_greedy_tokens_in_bfloat16(method: str, drafter: str) -> None:
-    for seed in range(6):
+    for seed in range(3):
         model = model_of(seed, torch.bfloat16)
         with shapes_unchecked() if seed else nullcontext():
             want = output(Autoregressive(tiers_with(model, 6, False), Sampling()))

@@ -43,13 +43,13 @@ def test_a_replay_reads_its_inputs_anew_each_time() -> None:
     assert len(set(seen)) == 1 and given.data_ptr() not in seen
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(1.0, top_p=0.8)], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_p=0.8)], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_tokens_are_the_same_with_and_without(
     method: str, drafter: str, sampling: Sampling, request: pytest.FixtureRequest
 ) -> None:
-    cases = [model_of(seed, torch.float64) for seed in range(3)]
+    cases = [model_of(seed, torch.float64) for seed in range(2)]
 
     def all_outputs() -> list[tuple[int, ...]]:
         found = []
