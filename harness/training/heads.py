@@ -4,6 +4,7 @@ Places as in ``drafters.heads``: row i has the feature of token i and the token 
 token i + 2, of which the verifier's own law follows from the feature of token i + 1.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ FADE = 0.8
 """Weight of what is said one token further ahead, as in Medusa-1 and EAGLE-3."""
 
 
-class RecurrentStudent(nn.Module):
+class RecurrentStudent(nn.Module, ABC):
     """A head that is unrolled over ``turns`` of its own outputs, as EAGLE-3 is (training-time test).
 
     Reading, ours: the only loss is forward KL on what it says; features are not regressed.
@@ -39,14 +40,15 @@ class RecurrentStudent(nn.Module):
         self.spec = own_spec(self.config, borrowed.spec)
         self.rotary = Rotary(self.spec)
 
+    @abstractmethod
     def advance(
         self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "B S E"]:
         """What stands in for the next features."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        raise NotImplementedError
+        """Of the head's own tokens."""
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]:
         """Turn by turn, each at every row that it has and whose token is there."""
