@@ -127,6 +127,17 @@ def test_an_arm_with_its_own_drafter_has_no_key_of_the_plain_one() -> None:
     assert cfg.methods.via_sd.drafter.max_ngram == 4
 
 
+def test_a_graft_has_any_drafter_inside_with_settings_of_its_own() -> None:
+    cfg = composed("drafter=graft", "drafter@drafter.inner=early_exit", "drafter.inner.layers=3")
+    assert cfg.drafter.inner._target_ == "harness.drafters.early_exit.EarlyExit" and cfg.drafter.inner.layers == 3
+    assert "skip_ratio" not in cfg.drafter.inner
+    assert cfg.drafter.retrieval == composed("drafter=retrieval").drafter
+    beside = composed("+drafter@drafters.mine=graft", "drafters.mine.retrieval.own_output=run")
+    assert (
+        beside.drafters.mine.retrieval.own_output == "run" and beside.drafter._target_ != beside.drafters.mine._target_
+    )
+
+
 def test_lists_of_methods_and_tasks_can_be_replaced_whole() -> None:
     assert list(composed("method=via_sd").methods) == ["via_sd"]
     assert list(composed("method=[autoregressive,via_sd]").methods) == ["autoregressive", "via_sd"]
@@ -135,8 +146,9 @@ def test_lists_of_methods_and_tasks_can_be_replaced_whole() -> None:
     assert list(composed("+method@methods.strict=via_sd", "methods.strict.gate_probs=warped").methods)[-1] == "strict"
 
 
-def test_gamma_gate_and_drafter_reach_every_method() -> None:
-    cfg = composed("gamma=3", "gate=literal", "gate.alpha1=0.2", "drafter=self_skip")
+def test_gamma_gate_drafter_and_length_reach_every_method() -> None:
+    cfg = composed("gamma=3", "gate=literal", "gate.alpha1=0.2", "drafter=self_skip", "length=adaptive", "length.up=1")
+    assert cfg.methods.via_sd.length == cfg.methods.speculative.length == cfg.length and cfg.length.up == 1
     assert (cfg.methods.speculative.gamma, cfg.methods.via_sd.gamma) == (3, 3)
     assert cfg.methods.via_sd.gate == cfg.gate and cfg.gate.alpha1 == 0.2
     assert cfg.methods.via_sd.drafter == cfg.methods.speculative.drafter == cfg.drafter

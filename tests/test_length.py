@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
 from harness.records import Generation
 from harness.sampling import Chooser, RandomChooser, Sampling
+from harness.store import read
+from tests.runs import main, refused, unreported
 from tests.toys import CPU, GREEDY, DrafterFactory, drafted, scripted, tiers_of, tiny_model, whole
 
 MODEL = tiny_model(1, kept=(0, 1, 3))
@@ -192,6 +195,18 @@ def test_records_say_which_rule_it_was() -> None:
         "self_skip(0.5), adaptive(+2, -1)",
         "self_skip(0.5), adaptive(+1, -3, from 2)",
     ]
+
+
+def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    few = ("task=qa", "limit=1", "max_new_tokens=6", f"results_dir={tmp_path}")
+    asked = ("drafter=graft", "length=adaptive", "length.first=2")
+    with unreported():
+        main(monkeypatch, *few, *asked, "method=speculative")
+    (folder,) = (tmp_path / "runs").iterdir()
+    want = "graft(self_skip(0.67), 0.4, retrieval(prompt)), adaptive(+2, -1, from 2)"
+    assert [arm.drafter for arm in read(folder).run.arms] == [None, want]
+    line = refused(monkeypatch, capsys, *few, "drafter=retrieval", "length=confidence")
+    assert line.startswith("length=confidence needs the drafter's probabilities, and retrieval(prompt) has none")
 
 
 def test_confidence_needs_no_second_look_at_greedy_drafts() -> None:

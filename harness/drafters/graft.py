@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from harness.drafters.base import Draft, Drafter, check_probs, joined, pieces
 from harness.drafters.retrieval import Retrieval
@@ -79,5 +78,6 @@ def grafted(kept: Draft, found: Sequence[int]) -> Draft:
     tokens = to_device(found, kept.tokens.device)
     probs = kept.probs
     if probs is not None:
-        probs = torch.cat((probs, F.one_hot(tokens, probs.shape[-1]).to(probs.dtype)))
+        certain = probs.new_zeros(len(tokens), probs.shape[-1]).scatter_(-1, tokens[:, None], 1.0)
+        probs = torch.cat((probs, certain))
     return Draft(torch.cat((kept.tokens, tokens)), probs)
