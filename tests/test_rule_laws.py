@@ -159,7 +159,7 @@ def test_block_verification_keeps_no_fewer_drafts_than_token_by_token() -> None:
 
 
 def test_block_verification_on_the_papers_example() -> None:
-    """Two tokens, q = (1/3, 2/3) and p = (2/3, 1/3) everywhere: of two drafts 10/9 are kept one by one, 11/9 jointly."""
+    """Two tokens, q = (1/3, 2/3) and p = (2/3, 1/3) everywhere: of two drafts, 10/9 are kept singly, 11/9 jointly."""
     small, large = (torch.tensor([odds, odds], dtype=torch.float64).log() for odds in ((2 / 3, 1 / 3), (1 / 3, 2 / 3)))
     assert expected_kept(Lossless, small, large, 2) == pytest.approx(10 / 9)
     assert expected_kept(BlockVerification, small, large, 2) == pytest.approx(11 / 9)

@@ -166,6 +166,7 @@ def clipped(block: Block, start: int, emitted: int, draft: int, slim: int, full:
     )
 
 
+@runtime_checkable
 class Lawful(Protocol):
     """What tells the law that a token is drawn from: ``Sampling``, or a rule that has another target."""
 

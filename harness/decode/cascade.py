@@ -110,7 +110,7 @@ class Lenient:
     """
 
     name: str
-    bounds: tuple[float, float] = (0, 1)
+    bounds: tuple[float, float] = (0.0, 1.0)
     reads_drafter = False
 
     def __init__(self, alpha: float = 0.5) -> None:
@@ -138,7 +138,7 @@ class Diff(Lenient):
     """Keep a position where max p >= max q - alpha (eq. 5). Nothing is kept at alpha = -1."""
 
     name = "cascade_diff"
-    bounds = (-1, 1)
+    bounds = (-1.0, 1.0)
     reads_drafter = True
 
     @property
@@ -169,7 +169,7 @@ class TokenV1(Lenient):
     """Keep a token where p(v) >= max q - alpha (eq. 13). Nothing is kept at alpha = -1."""
 
     name = "cascade_token_v1"
-    bounds = (-1, 1)
+    bounds = (-1.0, 1.0)
     reads_drafter = True
 
     @property
@@ -187,7 +187,7 @@ class TokenV2(Lenient):
     """Keep a token where q(v) >= max q - alpha (eq. 14). Nothing is kept below alpha = 0."""
 
     name = "cascade_token_v2"
-    bounds = (-1, 1)
+    bounds = (-1.0, 1.0)
 
     @property
     def lossless(self) -> bool:

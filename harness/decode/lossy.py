@@ -31,7 +31,7 @@ class Lossy:
     reads_drafter = False
 
     def __init__(self, sampling: Sampling, alpha: float = 0.5, beta: float = 1.0) -> None:
-        check_between("lossy", 0, 1, alpha=alpha)
+        check_between("lossy", 0.0, 1.0, alpha=alpha)
         if not (beta > 0 and 1 - alpha <= beta < float("inf")):
             raise UserError(f"lossy: beta={beta}: want more than 0 and at least 1 - alpha = {1 - alpha:g}.")
         self.sampling = sampling

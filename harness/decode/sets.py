@@ -34,7 +34,7 @@ class MinP:
     """
 
     def __init__(self, alpha: float = 0.5) -> None:
-        check_between("min_p", 0, 1, alpha=alpha)
+        check_between("min_p", 0.0, 1.0, alpha=alpha)
         self.alpha = alpha
         self.name = f"min_p(alpha={alpha:g})"
         self.whole = alpha == 1
