@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
     "lossy": Case(partial(Lossy, alpha=0.4), partial(lossy_form, alpha=0.4, beta=1.0)),
     "lossy, small beta": Case(partial(Lossy, alpha=0.4, beta=0.7), partial(lossy_form, alpha=0.4, beta=0.7)),
     "lossy, large beta": Case(partial(Lossy, alpha=0.3, beta=1.2), partial(lossy_form, alpha=0.3, beta=1.2)),
-    "lossy, no residual": Case(partial(Lossy, alpha=0.1, beta=9.0), partial(lossy_form, alpha=0.1, beta=9.0)),
+    "lossy, no residual": Case(partial(Lossy, alpha=0.1, beta=1e6), partial(lossy_form, alpha=0.1, beta=1e6)),
     "cascade_chow": Case(
         partial(Cascade, deferral=Chow(0.55)), partial(by_position, lambda at: max(at.raw_p) >= 1 - 0.55)
     ),
@@ -138,9 +138,9 @@ CASES: dict[str, Case] = {
         lambda at: restricted(at.q, eta(at, 0.3, 0.6)),
     ),
     "truncated": Case(
-        partial(Truncated, kept=MinP(0.6)),
-        lambda at: restricted(at.q, min_p(at, 0.6)),
-        lambda at: restricted(at.q, min_p(at, 0.6)),
+        partial(Truncated, kept=MinP(0.85)),
+        lambda at: restricted(at.q, min_p(at, 0.85)),
+        lambda at: restricted(at.q, min_p(at, 0.85)),
     ),
     "truncated_typical": Case(
         partial(Truncated, kept=Eta(0.3, 0.6)),
