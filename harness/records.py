@@ -184,7 +184,8 @@ class ArmRecord:
     """Identity of an arm: what a table says about it beside its numbers.
 
     ``lossless`` is declared by the method from its settings, and true only if its output law is the full verifier's.
-    ``drafter`` and ``gate`` are None where the method has none.
+    ``drafter`` and ``gate`` are None where the method has none; a two-tier rule of acceptance says in ``gate`` what it
+    is set to, and for which law it is lossless if that is another one.
     """
 
     arm: str
