@@ -21,17 +21,17 @@ SMALL = Limits(cpu_s=2, wall_s=60, memory_bytes=128 * 2**20, processes=4, file_b
 NOBODY = 65534
 
 
-def contained() -> bool:
+def loose() -> str:
+    """Why this machine cannot contain programs; empty where it can."""
     try:
         sandbox.check()
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return str(error)
+    return ""
 
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or not contained(), reason="this machine cannot contain programs"
-)
+LOOSE = loose()
+pytestmark = pytest.mark.skipif(bool(LOOSE), reason=LOOSE)
 
 FORK_BOMB = "import os, time\nwhile True:\n    if os.fork() == 0:\n        time.sleep(60)"
 HOG = "held = []\nwhile True:\n    held.append(bytearray(2**20))"
@@ -42,7 +42,7 @@ LARGE_FILE = "file = open('/tmp/large', 'wb')\nwhile True:\n    file.write(bytes
 CONNECT = "import socket\nsocket.create_connection(('127.0.0.1', PORT), 2)"
 NAMESPACE = "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0, 'refused'"
 RAISE = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))"
-BECOME_ROOT = "import os\nos.setuid(0)"
+BECOME_ROOT = "import os\ntry:\n    os.setuid(0)\nexcept OSError:\n    raise SystemExit('refused')"
 KILL_FIRST = "import os, signal\ntry:\n    os.kill(1, signal.SIGKILL)\nexcept PermissionError:\n    pass"
 LOOK = "import os\nassert not any(map(os.path.exists, ('/work', '/home', '/etc/passwd', '/var', '/run', '/sys')))"
 
@@ -56,7 +56,7 @@ REFUSED = {
     "connection": (CONNECT.replace("PORT", "9"), "not permitted"),
     "namespace of its own": (NAMESPACE, "refused"),
     "raised limit": (RAISE, "not allowed"),
-    "root again": (BECOME_ROOT, "not permitted"),
+    "root again": (BECOME_ROOT, "refused"),
     "write to /": ("open('/x', 'w')", "Read-only"),
     "write to /usr": ("open('/usr/x', 'w')", "Read-only"),
     "write to /dev/shm": ("open('/dev/shm/x', 'w')", "Read-only"),
@@ -154,7 +154,7 @@ def test_waiting_is_a_timeout_by_the_wall_and_ends_all(program: str) -> None:
         ("import sys\nsys.exit(0)", "", "SystemExit: 0"),
         ("import os\nos._exit(0)", "", "ended early with status 0"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "", f"ended early with status {128 + 11}"),
-        ("raise ValueError('\\u00e9\\n' * 400)", "", "ValueError: " + r"\xe9 " * 47),
+        ("raise ValueError('\\u00e9\\n' * 400)", "", ("ValueError: " + r"\xe9 " * 400)[:200]),
         ("import numpy", "", "ModuleNotFoundError: No module named 'numpy'"),
     ],
 )
@@ -298,10 +298,8 @@ def test_every_reference_solution_passes(name: str, count: int) -> None:
             program, setup = str(row["code"]), str(row["test_setup_code"])
             tests = "\n".join([setup, *row["test_list"], *row["challenge_test_list"]])  # type: ignore[misc]
         else:
-            program, tests = (
-                f"{row['prompt']}{row['canonical_solution']}",
-                f"{row['test']}\ncheck({row['entry_point']})",
-            )
+            program = f"{row['prompt']}{row['canonical_solution']}"
+            tests = f"{row['test']}\ncheck({row['entry_point']})"
         passed.append(run_candidate(program, tests))
     assert [verdict for verdict in passed if verdict.outcome is not Outcome.PASSED] == []
     assert len(passed) == count

@@ -40,6 +40,8 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 FIRST_USER, USERS = 61_184, 4_336
 """The ids that systemd keeps for users who own nothing: unused by files, and mapped in containers too."""
 REPORT_BYTES = 4096
+START_S = 120.0
+"""Seconds in which a sandbox must have started its program."""
 SIGXCPU_STATUS = 128 + signal.SIGXCPU
 
 PROBE = """
@@ -147,18 +149,8 @@ def command(limits: Limits, status: int, block: int, system_calls: int) -> list[
         *(part for folder in folders for part in ("--perms", "0755", "--dir", folder)),  # else as closed as outside
         *("--ro-bind", str(prefix), str(prefix), "--ro-bind", str(INSIDE), "/inside.py"),
         *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
-        *(
-            "--perms",
-            "1777",
-            "--size",
-            str(limits.tmp_bytes),
-            "--tmpfs",
-            "/tmp",
-            "--remount-ro",
-            "/",
-            "--chdir",
-            "/tmp",
-        ),
+        *("--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"),
+        *("--remount-ro", "/", "--chdir", "/tmp"),
         *(str(interpreter()), "-S", "-s", "-P", "/inside.py"),  # no site-packages, no folder of the script
     ]
 
@@ -196,7 +188,7 @@ def run_candidate(program: str, tests: str, limits: Limits = Limits()) -> Verdic
         finally:
             for end in (status_end, block_end, report_end):
                 os.close(end)
-        code = finish(process, status, block, limits.wall_s)
+        code = finish(process, status, block, report, limits.wall_s)
         said = os.read(report, REPORT_BYTES).decode(errors="replace").splitlines()
         errors.seek(0)
         return judge(code, said, errors.read(REPORT_BYTES).decode(errors="replace"))
@@ -214,11 +206,12 @@ def check(limits: Limits = Limits()) -> None:
         raise UserError(f"programs cannot be contained here, so none is run: {verdict.reason}.")
 
 
-def finish(process: subprocess.Popen[bytes], status: int, block: int, wall_s: float) -> int | None:
+def finish(process: subprocess.Popen[bytes], status: int, block: int, report: int, wall_s: float) -> int | None:
     """Let the sandbox start, wait for its end, kill what is left in it: the exit status, None where time ran out.
 
     bubblewrap says on ``status`` which process is the first of the sandbox, then waits for ``block``: by then it is
-    held by a file of its own, which no reused number can confuse. Its end is the end of all.
+    held by a file of its own, which no reused number can confuse. Its end is the end of all. The time of a program
+    runs from the first line of its report: a busy machine is slow to start it.
     """
     said = b""
     while not said.endswith(b"}\n") and (part := os.read(status, REPORT_BYTES)):
@@ -229,18 +222,24 @@ def finish(process: subprocess.Popen[bytes], status: int, block: int, wall_s: fl
     try:
         os.write(block, b"go")
         try:
+            wait_for(report, START_S)
             return process.wait(timeout=wall_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(first, signal.SIGKILL)
-            gone = select.poll()
-            gone.register(first, select.POLLIN)
-            gone.poll()
+            wait_for(first)
             process.wait()
     finally:
         os.close(first)
+
+
+def wait_for(file: int, seconds: float | None = None) -> None:
+    """Until there is something to read, nothing ever more, or the process that it stands for has ended."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    waiting.poll(None if seconds is None else 1000 * seconds)
 
 
 def judge(code: int | None, said: list[str], errors: str) -> Verdict:

@@ -19,6 +19,7 @@ from harness.metrics import DIFFERENCE, RATIOS, rows
 from harness.positions import PositionRow, position_rows
 from harness.quality import scorers
 from harness.records import ArmRecord, Divergence, MetricRow, RunRecord, SampleRecord
+from harness.report import pass_at_k
 from harness.report.quality import quality_frame, reading, signed
 from harness.scoring import METRICS
 from harness.store import DIVERGENCES, write_atomic
@@ -64,7 +65,7 @@ DEFINED = (
 class RunReport:
     """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
 
-    ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it.
+    ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
     """
 
     run: RunRecord
@@ -74,6 +75,7 @@ class RunReport:
     note: str = ""
     divergences: tuple[Divergence, ...] = ()
     scorers: Mapping[str, str] = field(default_factory=dict)
+    programs: pass_at_k.Programs | None = None
 
     @property
     def faults(self) -> list[Divergence]:
@@ -134,7 +136,8 @@ def build(
     """Compute all metrics of a run once, for every table and figure."""
     found = tuple(rows(run, samples, divergences))
     places, known = tuple(position_rows(run, samples)), scorers(run, samples)
-    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known)
+    written = pass_at_k.programs(run, samples, settings or {})
+    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written)
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
@@ -321,9 +324,11 @@ def markdown_table(frame: pd.DataFrame) -> str:
 def markdown(reports: Sequence[RunReport], title: str) -> str:
     """The whole page: results, quality, rates, acceptance by position, identity of the runs, definitions."""
     scorers_of = [report.scorers for report in reports]
+    written = [report.programs for report in reports if report.programs]
     sections = [
         ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
         ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
+        ("pass@k", pass_at_k.pass_frame(written, DASH), pass_at_k.REMARK),
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),

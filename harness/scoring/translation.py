@@ -15,7 +15,7 @@ def _scorer(kind: str) -> "Scorer":
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    return {"bleu": BLEU, "sentence_bleu": partial(BLEU, effective_order=True), "chrf": CHRF}[kind]()
+    return CHRF() if kind == "chrf" else BLEU(effective_order=kind == "sentence_bleu")
 
 
 def bleu_sample(prediction: str, references: Sequence[str]) -> float | None:
