@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -118,6 +120,35 @@ def test_nothing_it_writes_or_starts_is_left(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert run_candidate(program, "", SMALL) == Verdict(Outcome.PASSED)
     assert not Path("/tmp", mark).exists() and not processes_with(mark)
+
+
+WAITING = """
+import sys
+from harness.execution.sandbox import run_candidate
+program = "import subprocess, sys\\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', MARK])"
+run_candidate(program.replace("MARK", repr(sys.argv[1])), "")
+"""
+
+
+def test_the_sandbox_ends_with_a_harness_that_is_killed() -> None:
+    mark = f"orphan-{os.getpid()}"
+    harness = subprocess.Popen([sys.executable, "-c", WAITING, mark])
+    own = str(harness.pid)
+    try:
+        wait_until(lambda: bool(set(processes_with(mark)) - {own}))
+    finally:
+        harness.kill()
+        harness.wait()
+    wait_until(lambda: not processes_with(mark))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Look again and again, for a minute: a busy machine is slow."""
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.1)
+    pytest.fail("it did not come to pass")
 
 
 def processes_with(mark: str) -> list[str]:
@@ -289,7 +320,7 @@ def rows(name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-@pytest.mark.slow  # some 15 s on one idle core: 364 programs
+@pytest.mark.slow  # some 20 s each, seen on a busy machine
 @pytest.mark.parametrize(("name", "count"), [("openai_humaneval_test.jsonl", 164), ("mbpp_full_test.jsonl", 200)])
 def test_every_reference_solution_passes(name: str, count: int) -> None:
     passed = []
