@@ -1,9 +1,10 @@
 """One program in one sandbox: its own process, namespaces and limits, gone with all its children when it returns.
 
 bubblewrap (https://github.com/containers/bubblewrap, what Flatpak contains programs with) makes the namespaces. It was
-chosen over the alternatives because it is maintained, small, needs no daemon and no rights, works as root and as
-anybody else, and comes as a wheel with the binary; nsjail does the same with more to configure, cgroups want a
-delegated tree that many machines do not give, and resource limits alone do not hold for root. What holds:
+chosen over the alternatives because it is maintained, small, needs no daemon, works as root and as anybody else, and
+comes as a wheel with the binary; nsjail does the same with more to configure, cgroups want a delegated tree that many
+machines do not give, and resource limits alone do not hold for root. Where the kernel or a container forbids
+namespaces, nothing is run. What holds:
 
 * processes: a user that no limit exempts. For root, a user id that owns nothing, taken on within the sandbox; for
   others a user namespace, which counts its processes apart. Then ``RLIMIT_NPROC``.
@@ -13,7 +14,7 @@ delegated tree that many machines do not give, and resource limits alone do not 
 * network: a namespace without a device, and no socket but Unix ones.
 * time: processor seconds a process, and seconds by the wall; a process-id namespace, whose first process is killed at
   the end, so that the kernel kills all others with it. ``run_candidate`` returns when they are gone.
-* secrets: an empty environment, no file of the user's, no other process in sight.
+* secrets: an empty environment, no file of the user's, no process of the machine in sight.
 
 Not covered: a program that sets out to forge its own verdict, and faults of the kernel.
 """

@@ -86,7 +86,7 @@ def bench(
     """
     screen = Console(stderr=True)
     if not tasks:
-        raise UserError("no task is chosen: write task=translation, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=wmt14_de_en, or another of `python -m harness --help`.")
     permit({name: task.metrics for name, task in tasks.items()}, settings.allow_code_execution)
     results = Path(settings.results_dir)
     for kind in ("runs", "tables", "figures"):
