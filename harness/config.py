@@ -51,6 +51,7 @@ class RunSettings:
     top_k: int = setting(0, "sample from the k likeliest tokens; 0 keeps every token")
     gamma: int = setting(5, "tokens drafted a block")
     numerics: str = setting("fastest", "fastest, or fixed_shape: equal tokens in low precision too")
+    allow_code_execution: bool = setting(False, "let coding tasks run the programs that the model writes, in a sandbox")
     graphs: bool = setting(True, "CUDA only: replay captured graphs; false runs the same without")
 
 

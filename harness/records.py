@@ -220,7 +220,7 @@ class MetricRow:
     """One number of a table, tidy: no compound keys.
 
     ``value`` is None where undefined (0/0) and prints as a dash. ``low`` and ``high`` bound a 95 % interval, None when
-    there is none. ``source`` is ``ours`` or ``paper``.
+    there is none. ``source`` is ``ours`` or ``paper``. ``stderr`` is the standard error of a quality, else None.
     """
 
     run_id: str
@@ -235,3 +235,4 @@ class MetricRow:
     high: float | None
     n: int
     source: str
+    stderr: float | None = None

@@ -23,7 +23,7 @@ DECODING = (
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
-    "harness.positions",
+    *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
@@ -41,6 +41,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "records": frozenset(),
     "errors": frozenset(),
     "scoring": frozenset(("errors",)),
+    "execution": frozenset(("errors", "records", "scoring")),
     "config": frozenset(("errors",)),
     "kernels": frozenset(),
     "sampling": frozenset(("errors", "kernels")),
@@ -53,11 +54,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
-    "metrics": frozenset(("errors", "records", "scoring", "compare")),
+    "quality": frozenset(("records", "scoring", "compare")),
+    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
-    "report": frozenset(("errors", "records", "scoring", "compare", "metrics", "positions", "store")),
+    "report": frozenset(("errors", "records", "scoring", "compare", "quality", "metrics", "positions", "store")),
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "memory": frozenset(),
@@ -66,7 +68,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"}
+    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed", "execution"}
     | {"training"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
