@@ -38,7 +38,17 @@ from harness.compare import (
     total_seconds,
 )
 from harness.errors import UserError
-from harness.records import BlockTrace, Divergence, MetricRow, Route, RunRecord, SampleRecord, StopReason
+from harness.fidelity import FIDELITY_METRICS, records_of
+from harness.records import (
+    BlockTrace,
+    Divergence,
+    FidelityRecord,
+    MetricRow,
+    Route,
+    RunRecord,
+    SampleRecord,
+    StopReason,
+)
 from harness.scoring import METRICS, Metric
 
 CORPUS_RESAMPLES = 300
@@ -361,10 +371,15 @@ def complete_prompts(run: RunRecord, samples: Samples) -> list[SampleRecord]:
     return [sample for sample in samples if len(done[sample.task, sample.example_id]) == len(run.arms)]
 
 
-def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = ()) -> list[MetricRow]:
-    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, rates, times.
+def rows(
+    run: RunRecord,
+    samples: Samples,
+    divergences: Sequence[Divergence] = (),
+    fidelity: Sequence[FidelityRecord] = (),
+) -> list[MetricRow]:
+    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, fidelity, rates, times.
 
-    Differences from greedy that ``divergences`` does not judge are not counted as none: those numbers are None then.
+    What ``divergences`` does not judge and ``fidelity`` does not score is not counted as none: it makes a number None.
 
     Raises:
         UserError: two arms decoded different prompts, or a sample does not belong to the run.
@@ -376,7 +391,8 @@ def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = (
         pairs = paired(cell, cells[task, BASELINE]) if (task, BASELINE) in cells else []
         exact = arm in lossless and run.temperature == 0 and pairs
         judged = judgements(pairs, divergences) if exact else None
-        for name, unit, better, value, interval in _numbers(run, task, cell, pairs, judged):
+        scored = records_of(cell, fidelity)
+        for name, unit, better, value, interval in _numbers(run, task, cell, pairs, judged, scored):
             low, high = interval or (None, None)
             found.append(
                 MetricRow(run.run_id, arm, run.model, task, name, unit, better, value, low, high, len(cell), "ours")
@@ -385,7 +401,12 @@ def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = (
 
 
 def _numbers(
-    run: RunRecord, task: str, cell: Samples, pairs: Pairs, judged: Sequence[Divergence] | None
+    run: RunRecord,
+    task: str,
+    cell: Samples,
+    pairs: Pairs,
+    judged: Sequence[Divergence] | None,
+    scored: Sequence[FidelityRecord] | None,
 ) -> Iterator[_Number]:
     for name in run.task_metrics[task]:
         metric = METRICS[name]
@@ -396,6 +417,9 @@ def _numbers(
         yield compared.name, compared.unit, compared.higher_is_better, compared.value(usable), interval
     for known in DIVERGENCE_METRICS:
         yield known.name, known.unit, False, None if judged is None else known.value(judged), None
+    for one in FIDELITY_METRICS:
+        value, interval = (None, None) if scored is None else (one.value(scored), one.interval(scored, run.seed))
+        yield one.name, one.unit, one.higher_is_better, value, interval
     for ratio in RATIOS.values():
         yield ratio.name, ratio.unit, ratio.higher_is_better, ratio(cell), ratio.interval(cell, run.seed)
     for ratio in (reject_rate, mean_accept_length):

@@ -132,7 +132,7 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_measured(
         last = capsys.readouterr().err.splitlines()[-1]
         assert last == ("harness: interrupted" if how == "interrupt" else "harness: error: this went wrong")
     (folder,) = (tmp_path / "runs").iterdir()
-    kept = ["config.yaml", "divergences.jsonl", "run.json", "samples.jsonl"]
+    kept = ["config.yaml", "divergences.jsonl", "fidelity.jsonl", "run.json", "samples.jsonl"]
     assert sorted(path.name for path in folder.iterdir()) == kept
     data = read(folder)
     assert (data.run.status, data.dropped) == ("failed", 0)

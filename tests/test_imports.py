@@ -16,14 +16,20 @@ ROOT = Path(__file__).resolve().parents[1]
 DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
-    *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
+    *(
+        "harness.rescore",
+        "harness.memory",
+        "harness.speed.bandwidth",
+        "harness.speed.decoding",
+        "harness.speed.forwards",
+    ),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
-    "harness.positions",
+    *("harness.positions", "harness.fidelity"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
@@ -50,14 +56,16 @@ ALLOWED: dict[str, frozenset[str]] = {
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
     "divergence": frozenset(("records", "model", "compare")),
+    "rescore": frozenset(("records", "sampling", "model", "drafters", "decode")),
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
-    "metrics": frozenset(("errors", "records", "scoring", "compare")),
+    "fidelity": frozenset(("records", "compare")),
+    "metrics": frozenset(("errors", "records", "scoring", "compare", "fidelity")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
-    "report": frozenset(("errors", "records", "scoring", "compare", "metrics", "positions", "store")),
+    "report": frozenset(("errors", "records", "scoring", "compare", "fidelity", "metrics", "positions", "store")),
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "memory": frozenset(),
@@ -66,7 +74,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"}
+    | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
     | {"training"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),

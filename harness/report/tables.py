@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
+from harness.fidelity import FIDELITY_METRICS
 from harness.metrics import RATIOS, rows
 from harness.positions import PositionRow, position_rows
-from harness.records import ArmRecord, Divergence, MetricRow, RunRecord, SampleRecord
+from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
 from harness.scoring import METRICS
 from harness.store import DIVERGENCES, write_atomic
 
@@ -51,9 +52,13 @@ TIME_COLUMNS = {
     "full_time_share": 3,
 }
 """Columns of the table of times, with their decimals."""
+FIDELITY_COLUMNS = (
+    *("token_agreement", "exact_sequence_share", "first_divergence"),
+    *(known.name for known in FIDELITY_METRICS),
+)
 DEFINED = (
-    *("speedup_decode", "speedup_end_to_end", "token_agreement", "near_ties", "faults"),
-    *(*RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
+    *("speedup_decode", "speedup_end_to_end", "near_ties", "faults"),
+    *(*FIDELITY_COLUMNS, *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
 )
 """Metrics whose definitions stand below the tables."""
 
@@ -123,9 +128,10 @@ def build(
     settings: Mapping[str, Any] | None = None,
     note: str = "",
     divergences: Sequence[Divergence] = (),
+    fidelity: Sequence[FidelityRecord] = (),
 ) -> RunReport:
     """Compute all metrics of a run once, for every table and figure."""
-    found = tuple(rows(run, samples, divergences))
+    found = tuple(rows(run, samples, divergences, fidelity))
     return RunReport(run, found, tuple(position_rows(run, samples)), settings or {}, note, tuple(divergences))
 
 
@@ -172,6 +178,16 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(found)
+
+
+def fidelity_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """How far outputs are from the full verifier's own, one line per task and arm, as text."""
+    return pd.DataFrame(
+        [
+            {**_lead(line, len(reports) > 1), **{name: line.value(name, 3) for name in FIDELITY_COLUMNS}}
+            for line in lines(reports)
+        ]
+    )
 
 
 def rates_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
@@ -235,7 +251,7 @@ def definition(metric: str) -> str:
     if metric in RATIOS:
         return RATIOS[metric].definition
     definitions = {known.name: known.definition for known in PAIR_METRICS}
-    definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
+    definitions |= {known.name: known.definition for known in (*DIVERGENCE_METRICS, *FIDELITY_METRICS)}
     return definitions[metric]
 
 
@@ -314,6 +330,7 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
     """The whole page: results, rates, acceptance by position, identity of the runs, definitions."""
     sections = [
         ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
+        ("Fidelity", fidelity_frame(reports), "No task is asked: scores of the full verifier, outside the clock."),
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
