@@ -32,6 +32,7 @@ Examples
   python -m harness model=toy limit=1                       seconds, no weights needed
   python -m harness -m drafter=prompt_lookup,self_skip      one run for each
   python -m harness job=report                              tables and figures from results/
+  python -m harness job=audit                               the worst case of the newest run, token by token
   python -m harness job=speed                               forwards, bandwidth, and decoding beside transformers
   python -m harness +experiment=quickstart --cfg job        show the config, run nothing
 """

@@ -32,6 +32,7 @@ RING = (
     *("harness.positions", "harness.fidelity"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
     *("tasks.translation", "tasks.summarization", "tasks.reasoning", "tasks.qa"),
@@ -72,10 +73,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
     ),
+    "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report")),
     "jobs": FOUNDATION
     | READING
     | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
-    | {"training"},
+    | {"training", "audit"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
