@@ -61,6 +61,7 @@ class Settings(RunSettings):
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
     run: str | None = setting(None, "job=audit: id or folder of a run; null: the newest finished one")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
+    dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
     source: str = setting("auto", f"where rows come from: {', '.join(SOURCES)}")
     job: Any = None
     model: Any = None
@@ -113,6 +114,15 @@ def check(cfg: DictConfig) -> None:
     Raises:
         UserError: an unknown root key, a missing value, a value out of bounds, or arguments a target does not take.
     """
+    check_calls(*checked_plain(cfg))
+
+
+def checked_plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config in plain values, references as they stand and resolved, once its keys and values are found right.
+
+    Raises:
+        UserError: an unknown root key, a missing value, a value out of bounds, or no job.
+    """
     known = {item.name for item in fields(Settings)}
     for key in cfg:
         if key not in known:
@@ -128,7 +138,7 @@ def check(cfg: DictConfig) -> None:
                 raise UserError(f"{named}.{name} is no complete choice (no _target_): drop it with ~{named}.{name}.")
     if not isinstance(raw["job"], dict) or "_target_" not in raw["job"]:
         raise UserError("no job is chosen: write job=bench, or another of `python -m harness --help`.")
-    check_calls(raw, resolved)
+    return raw, resolved
 
 
 def check_values(config: Mapping[str, Any]) -> None:

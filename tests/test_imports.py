@@ -29,7 +29,7 @@ DECODING = (
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
-    *("harness.positions", "harness.fidelity"),
+    *("harness.positions", "harness.fidelity", "harness.preflight", "harness.sweep", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
@@ -77,8 +77,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "jobs": FOUNDATION
     | READING
     | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
-    | {"training", "audit"},
-    "__main__": frozenset(("harness", "errors", "config", "help")),
+    | {"training", "audit", "preflight"},
+    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "plan")),
+    "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
+    "sweep": frozenset(("errors", "config", "help", "preflight")),
+    "__main__": frozenset(("harness", "errors", "config", "help", "preflight")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
