@@ -46,7 +46,8 @@ def arms_table(config: Config) -> Table:
     cells = len(methods) * tasks
     spec = spec_of(config["model"])
     table = console_table(
-        f"{len(methods)} arms x {tasks} tasks = {cells} cells, at most {cells * config['limit']} outputs of at most {config['max_new_tokens']} tokens",
+        f"{len(methods)} arms x {tasks} tasks = {cells} cells, at most {cells * config['limit']} outputs of at most "
+        f"{config['max_new_tokens']} tokens",
         ("arm", "method", "drafter", "full weights", "drafter's weights", "cache of the longest prompt"),
         "weights are loaded once for all arms, and the arms share the full verifier's cache; " + PROMPT_NOTE,
     )
@@ -81,7 +82,7 @@ def spec_of(model: Config) -> ModelSpec | None:
         return ModelSpec.from_hf(model["config"], "model.config")
     if "full" not in model:  # a toy, made in no time
         check_call("model", model, model)
-        return instantiate(dict(model), _convert_="all")().transformer.spec  # type: ignore[no-any-return]
+        return instantiate({**model, "slim_mask": None}, _convert_="all")().transformer.spec  # type: ignore[no-any-return]
     try:
         if model["full"] == "embedded":
             return read_spec(cache_dir() / FOLDER)

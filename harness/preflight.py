@@ -241,9 +241,12 @@ def missing_rows(config: Config) -> Iterator[str]:
 
 
 def missing_permissions(config: Config) -> Iterator[str]:
-    """Folders that results are written to."""
-    for kind in ("runs", "tables", "figures"):
-        yield from refusal(lambda kind=kind: check_writable(Path(config["results_dir"]) / kind))
+    """Folders that results are written to; where all of them lie, else each."""
+    root = Path(config["results_dir"])
+    whole = list(refusal(lambda: check_writable(root)))
+    yield from whole
+    for kind in () if whole else ("runs", "tables", "figures"):
+        yield from refusal(lambda kind=kind: check_writable(root / kind))
 
 
 def refusal(action: Callable[[], Any]) -> Iterator[str]:

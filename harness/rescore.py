@@ -56,7 +56,8 @@ def block_logits(
 def committed_lengths(prompt: int, blocks: Sequence[BlockTrace]) -> list[int]:
     """Positions that the full verifier had committed before each block, behind a prompt of ``prompt`` tokens.
 
-    A pass of it leaves all of the text processed but its last token.
+    A pass of it leaves all of the text processed but its last token. Not covered: a drafter that made it catch up
+    within a block that then needed no pass (``features: catch_up``): its tokens count as committed.
     """
     found = []
     length = prompt - 1
