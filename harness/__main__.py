@@ -15,7 +15,7 @@ from harness import __version__
 from harness.config import GROUPS, register
 from harness.errors import UserError
 from harness.help import CONF, help_text, one_line_errors
-from harness.preflight import ready
+from harness.launch import ready
 
 
 def main() -> None:

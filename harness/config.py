@@ -1,7 +1,8 @@
 """The plain settings of a run: types, defaults, meaning and limits, and what is checked before anything runs.
 
 The groups (model, methods, gate, ...) are open: what one may hold is decided by the function or class that its
-``_target_`` names, and ``check_calls`` holds it to that. Hydra is imported only to register: everybody may read this.
+``_target_`` names, and ``check_calls`` holds it to that. Hydra is imported only to register and to call: everybody may
+read this.
 """
 
 import atexit
@@ -225,6 +226,13 @@ def check_call(key: str, node: Mapping[str, Any], raw: Mapping[str, Any]) -> Non
             )
             given = "null" if value is None else f"{value!r} ({type(value).__name__})"
             raise UserError(f"{reference[1] if reference else f'{key}.{name}'} is {given}: want {wanted}.")
+
+
+def called(node: Mapping[str, Any]) -> Any:
+    """What a node of plain values makes: a partial call where it says so. Hold it to ``check_call`` first."""
+    from hydra.utils import instantiate
+
+    return instantiate(dict(node), _convert_="all")
 
 
 def locate(target: Any, key: str) -> Any:

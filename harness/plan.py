@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from rich.console import Console
 from rich.table import Table
 
 from harness.compare import BASELINE
-from harness.config import check_call
+from harness.config import called, check_call
 from harness.drafters.weights import drafter_folder
 from harness.errors import UserError
 from harness.hub import closed
@@ -70,7 +69,7 @@ def data_table(config: Config) -> Table:
         "Data", ("task", "rows", "source", "where"), "auto: data_dir, then the hub, then built-in rows"
     )
     for name, node in config["tasks"].items():
-        dataset = getattr(instantiate(dict(node), _convert_="all"), "dataset", None)
+        dataset = getattr(called(node), "dataset", None)
         where = node.get("data_dir") or getattr(dataset, "path", None) or DASH
         table.add_row(name, str(config["limit"]), str(node.get("source", DASH)), str(where))
     return table
@@ -82,7 +81,7 @@ def spec_of(model: Config) -> ModelSpec | None:
         return ModelSpec.from_hf(model["config"], "model.config")
     if "full" not in model:  # a toy, made in no time
         check_call("model", model, model)
-        return instantiate({**model, "slim_mask": None}, _convert_="all")().transformer.spec  # type: ignore[no-any-return]
+        return called({**model, "slim_mask": None})().transformer.spec  # type: ignore[no-any-return]
     try:
         if model["full"] == "embedded":
             return read_spec(cache_dir() / FOLDER)

@@ -13,45 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig
-
-from harness.config import check_calls, checked_plain
+from harness.config import called
 from harness.environment import CHECKOUT
 from harness.errors import UserError
 from harness.hub import closed, endpoint, one_line, problem
 from harness.store import check_writable
 
 Config = Mapping[str, Any]
-BENCH = "harness.jobs.bench.bench"
 CALLED = ("model", "methods", "tasks", "log")
 """The groups that a bench run calls."""
 
 FIRST_LOOK = "looking at its cache first"
-
-
-def ready(cfg: DictConfig) -> bool:
-    """Check a composed config; of a bench run also that nothing is missing. False of a dry run, which is printed.
-
-    Raises:
-        UserError: what is wrong with the config, or what is missing.
-    """
-    raw, resolved = checked_plain(cfg)
-    if resolved["job"]["_target_"] != BENCH:
-        if resolved["dry_run"]:
-            raise UserError("dry_run=true is for job=bench: leave it out, or choose that job.")
-        check_calls(raw, resolved)
-        return True
-    if missing := missing_packages(resolved):
-        raise listed(missing)
-    check_calls(raw, resolved)
-    if resolved["dry_run"]:
-        from harness.plan import print_plan
-
-        print_plan(resolved)
-        return False
-    require([resolved])
-    return True
 
 
 def require(cells: Sequence[Config]) -> None:
@@ -228,7 +200,7 @@ def found_file(name: str) -> bool:
 def missing_rows(config: Config) -> Iterator[str]:
     """Rows of each task: one is loaded, except where built-in ones stand in for what is not there."""
     for name, node in config["tasks"].items():
-        task = instantiate(dict(node), _convert_="all")
+        task = called(node)
         data_dir, source = node.get("data_dir"), node.get("source")
         load = lambda task=task: task.load(1, config["seed"])  # noqa: E731  read where it is used
         if source == "hub":

@@ -140,7 +140,7 @@ def test_the_command_line_runs_from_anywhere_without_a_terminal(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     (run_folder,) = find_runs(tmp_path / "results")
-    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 5 + 3 + 2
+    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 6 + 3 + 2
     assert f"run folder {run_folder.relative_to(tmp_path)}" in done.stderr
     assert "speculative" in done.stdout and "wrote results/tables/run.md" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr and "Traceback" not in done.stderr

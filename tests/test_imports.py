@@ -16,20 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
-    *(
-        "harness.rescore",
-        "harness.memory",
-        "harness.speed.bandwidth",
-        "harness.speed.decoding",
-        "harness.speed.forwards",
-    ),
+    *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
+    *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
-    *("harness.positions", "harness.fidelity", "harness.preflight", "harness.sweep", "harness.jobs.preflight"),
+    *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
@@ -78,10 +73,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     | READING
     | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
     | {"training", "audit", "preflight"},
-    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "plan")),
+    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
-    "sweep": frozenset(("errors", "config", "help", "preflight")),
-    "__main__": frozenset(("harness", "errors", "config", "help", "preflight")),
+    "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
+    "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
@@ -231,5 +226,5 @@ def test_configuration_objects_stop_at_the_door() -> None:
         name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)
     }
     # store reads and writes YAML texts with it.
-    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.store"}
+    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.store"}
     assert "DictConfig" not in MODULES["harness.store"].read_text()

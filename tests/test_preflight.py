@@ -13,8 +13,8 @@ from harness.config import plain, register
 from harness.errors import UserError
 from harness.help import CONF
 from harness.jobs import bench as bench_module
+from harness.launch import runs_of
 from harness.preflight import missing_of, refusal_by_hub, require
-from harness.sweep import runs_of
 from tests.runs import main, refused
 from tests.toys import write_checkpoint
 

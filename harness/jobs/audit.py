@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from rich.console import Console
 from rich.progress import track
 
@@ -14,7 +13,7 @@ from harness.audit.page import page
 from harness.audit.records import AuditedOutput
 from harness.audit.tables import files, summary_frame
 from harness.compare import BASELINE
-from harness.config import FILE_NAME, check_call
+from harness.config import FILE_NAME, called, check_call
 from harness.errors import UserError
 from harness.jobs.bench import Prompt, make_prompt
 from harness.metrics import complete_prompts
@@ -95,7 +94,7 @@ def made(settings: Mapping[str, Any], key: str, folder: Path) -> Any:
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise UserError(f"{folder}: its config.yaml has no {key}: audit needs the config that the run was made with.")
     check_call(key, node, node)
-    return instantiate(dict(node), _convert_="all")
+    return called(node)
 
 
 def prompts_of(

@@ -1,4 +1,7 @@
-"""A sweep (``-m``) is checked whole before its first run: Hydra composes each run only when its turn has come."""
+"""Between composing a config and running its job: it is checked, and a bench run starts only with all that it needs.
+
+A sweep (``-m``) is checked whole before its first run: Hydra composes each run only when its turn has come.
+"""
 
 from itertools import product
 from typing import Any
@@ -8,10 +11,36 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from harness.config import checked_plain
+from harness.config import check_calls, checked_plain
 from harness.errors import UserError
 from harness.help import one_line_errors
-from harness.preflight import BENCH, require
+from harness.preflight import listed, missing_packages, require
+
+BENCH = "harness.jobs.bench.bench"
+
+
+def ready(cfg: DictConfig) -> bool:
+    """Check a composed config; of a bench run also that nothing is missing. False of a dry run, which is printed.
+
+    Raises:
+        UserError: what is wrong with the config, or what is missing.
+    """
+    raw, resolved = checked_plain(cfg)
+    if resolved["job"]["_target_"] != BENCH:
+        if resolved["dry_run"]:
+            raise UserError("dry_run=true is for job=bench: leave it out, or choose that job.")
+        check_calls(raw, resolved)
+        return True
+    if missing := missing_packages(resolved):
+        raise listed(missing)
+    check_calls(raw, resolved)
+    if resolved["dry_run"]:
+        from harness.plan import print_plan
+
+        print_plan(resolved)
+        return False
+    require([resolved])
+    return True
 
 
 class PreflightOfSweep(Callback):
