@@ -28,7 +28,7 @@ usage: python -m harness [+experiment=NAME] [KEY=VALUE ...] [-m]
 Examples
   python -m harness +experiment=quickstart                  an experiment as shipped
   python -m harness +experiment=quickstart limit=2 gamma=3  the same with other settings
-  python -m harness 'method=[autoregressive,via_sd]' task=qa gate.alpha1=0.6
+  python -m harness 'method=[autoregressive,via_sd]' task=web_questions gate.alpha1=0.6
   python -m harness model=toy limit=1                       seconds, no weights needed
   python -m harness -m drafter=prompt_lookup,self_skip      one run for each
   python -m harness +experiment=quickstart job=preflight    what is missing here to run it, and how to get it

@@ -30,8 +30,8 @@ from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import toy_model
 from harness.sampling import Chooser, Sampling
 from harness.store import find_runs, read, read_config
-from tasks.qa import QuestionAnswering
-from tasks.reasoning import Reasoning
+from tasks.gsm8k import Gsm8k
+from tasks.web_questions import WebQuestions
 from tests.runs import files, main, outcome, qa, run_bench, unreported
 from tests.toys import shapes_unchecked
 
@@ -129,7 +129,14 @@ def test_an_experiment_run_again_gives_the_same_tokens_and_scores(
 
 
 def test_the_command_line_runs_from_anywhere_without_a_terminal(tmp_path: Path) -> None:
-    arguments = ["model=toy", "source=builtin", "task=qa", "method=speculative", "limit=1", "max_new_tokens=2"]
+    arguments = [
+        "model=toy",
+        "source=builtin",
+        "task=web_questions",
+        "method=speculative",
+        "limit=1",
+        "max_new_tokens=2",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
         cwd=tmp_path,
@@ -194,7 +201,7 @@ def test_a_seed_fixes_every_draw(tmp_path: Path) -> None:
     assert all(one[key][0] != other[key][0] for key in one), "ten hot tokens all alike"
 
 
-class Turned(QuestionAnswering):
+class Turned(WebQuestions):
     """The same examples in another order."""
 
     def load(self, limit: int, seed: int) -> Any:
@@ -216,7 +223,7 @@ def test_an_output_does_not_depend_on_the_order_of_prompts(temperature: float, t
 
 def test_a_run_records_what_it_ran_on_and_with(tmp_path: Path) -> None:
     folder = run_bench(
-        tmp_path, ARMS, {"qa": qa(), "reasoning": Reasoning(source="builtin")}, model=partial(toy_model, "float32"),
+        tmp_path, ARMS, {"qa": qa(), "reasoning": Gsm8k(source="builtin")}, model=partial(toy_model, "float32"),
         seed=5, run_name="my run",
     )  # fmt: skip
     run, samples, *_ = read(folder)
@@ -231,15 +238,15 @@ def test_a_run_records_what_it_ran_on_and_with(tmp_path: Path) -> None:
         "speculative": ("speculative", "self_skip(0.67)", None, True),
         "via_sd": ("via_sd", "self_skip(0.67)", "strictness(0.5, 0.3)", False),
     }
-    assert run.data["qa"] == qa().load(2, 5)[1] and run.data["reasoning"].location == "tasks/builtin/reasoning.jsonl"
-    for task in (qa(), Reasoning(source="builtin")):
+    assert run.data["qa"] == qa().load(2, 5)[1] and run.data["reasoning"].location == "tasks/builtin/gsm8k.jsonl"
+    for name, task in (("qa", qa()), ("reasoning", Gsm8k(source="builtin"))):
         hashes = []
         for example in task.load(2, 5)[0]:
             ids = ByteTokenizer().encode(task.template.replace("{input}", example.input))
             hashes.append(hashlib.sha256(json.dumps(ids).encode()).hexdigest())
             assert {s.prompt_sha for s in samples if s.example_id == example.id} == {hashes[-1]}
             assert {s.prompt_tokens for s in samples if s.example_id == example.id} == {len(ids)}
-        assert run.prompts_sha[task.name] == hashlib.sha256("".join(hashes).encode()).hexdigest()
+        assert run.prompts_sha[name] == hashlib.sha256("".join(hashes).encode()).hexdigest()
     assert all((s.input_cut, s.peak_bytes) == (0, None) and s.prefill_s > 0 < s.decode_s for s in samples)
 
 
@@ -254,7 +261,7 @@ def test_the_config_of_a_run_has_what_was_asked_for(tmp_path: Path, monkeypatch:
     with unreported():
         main(
             monkeypatch,
-            "task=qa",
+            "task=web_questions",
             "method=via_sd",
             "limit=1",
             "max_new_tokens=3",
@@ -264,7 +271,9 @@ def test_the_config_of_a_run_has_what_was_asked_for(tmp_path: Path, monkeypatch:
     (folder,) = find_runs(tmp_path)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["limit"], config["max_new_tokens"], config["gamma"]) == (1, 3, 5)
-    assert config["methods"]["via_sd"]["gate"]["alpha1"] == 0.7 and config["tasks"]["qa"]["source"] == "builtin"
+    assert (
+        config["methods"]["via_sd"]["gate"]["alpha1"] == 0.7 and config["tasks"]["web_questions"]["source"] == "builtin"
+    )
     assert read(folder).run.arms[1].gate == "strictness(0.7, 0.3)"
 
 

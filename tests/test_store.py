@@ -42,7 +42,7 @@ from harness.store import (
 BLOCK = BlockTrace(0, 4, 3, (Route.ACCEPT, Route.ESCALATE, Route.REGENERATE), 2, 3, 0, 3, 1, 1)
 GENERATION = Generation((5, 6, 7), (BLOCK,), StopReason.STOP_STRING)
 ARM = ArmRecord("via_sd", "via_sd", "prompt_lookup", "strictness", False)
-SOURCE = DataSource("builtin", "tasks/builtin/qa.jsonl", "test", None, None, "ab" * 32, 24)
+SOURCE = DataSource("builtin", "tasks/builtin/web_questions.jsonl", "test", None, None, "ab" * 32, 24)
 RUN = RunRecord(
     run_id="run-1",
     schema=SCHEMA,

@@ -97,7 +97,7 @@ def bench(
     """
     screen = Console(stderr=True)
     if not tasks:
-        raise UserError("no task is chosen: write task=translation, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=wmt14_de_en, or another of `python -m harness --help`.")
     results = Path(settings.results_dir)
     for kind in ("runs", "tables", "figures"):
         check_writable(results / kind)

@@ -55,7 +55,7 @@ def search(
         if value < 1:
             raise UserError(f"job.{name}={value}: want at least 1.")
     if not tasks:
-        raise UserError("no task is chosen: write task=paper_four, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=quick_four, or another of `python -m harness --help`.")
     folder = Path(results_dir) / "masks"
     check_writable(folder)
     rows = {name: task.calibration(prompts, seed) for name, task in tasks.items()}
