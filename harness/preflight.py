@@ -157,11 +157,11 @@ def missing_masks(config: Config) -> Iterator[str]:
     """Mask files of the slim verifier and of drafters."""
     full = config["model"].get("full")
     search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
-    for key, node in nodes({"model": config["model"], "methods": config["methods"]}):
-        for name in ("slim_mask", "mask"):
+    instead = {"slim_mask": "model.slim_mask=null where no arm has a slim tier", "mask": "drafter.mask=null"}
+    for _, node in nodes({"model": config["model"], "methods": config["methods"]}):
+        for name, other in instead.items():
             if isinstance(mask := node.get(name), str) and not found_file(mask):
-                where = "model.slim_mask=null where no arm has a slim tier" if name == "slim_mask" else f"{key}.{name}"
-                yield f"layer mask {mask!r} does not exist; make one with job=search, or set {where}: `{search}`."
+                yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{search}`."
 
 
 def missing_drafters(config: Config) -> Iterator[str]:

@@ -250,7 +250,7 @@ def test_the_table_has_every_wrong_token_and_the_near_ties() -> None:
 def run_toy(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> Path:
     with unreported():
         main(
-            *(monkeypatch, "task=qa", "limit=2", "max_new_tokens=12", "drafter=self_skip", "fidelity=false"),
+            *(monkeypatch, "task=web_questions", "limit=2", "max_new_tokens=12", "drafter=self_skip", "fidelity=false"),
             *(f"results_dir={folder}", *arguments),
         )
     return max((folder / "runs").iterdir())

@@ -68,7 +68,7 @@ def test_an_experiment_writes_its_run_tables_and_figure(experiment: tuple[str, P
     name = read_config(run_folder)["name"]
     expected = {f"runs/{run.run_id}/{file}" for file in ("config.yaml", "run.json", "samples.jsonl", "summary.json")}
     differing = f"runs/{run.run_id}/divergences.jsonl"
-    expected.add(differing)
+    expected |= {differing, f"runs/{run.run_id}/fidelity.jsonl"}
     expected |= {f"tables/{name}{ending}" for ending in (".md", ".csv", "_positions.csv")}
     expected |= {f"figures/{name}{ending}" for ending in (".png", ".pdf")}
     assert set(files(folder)) == expected

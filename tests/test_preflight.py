@@ -35,7 +35,7 @@ def conf() -> Iterator[None]:
 
 
 def resolved(*overrides: str) -> dict[str, Any]:
-    return plain(compose("config", ["model=toy", "source=builtin", "task=qa", *overrides]), resolve=True)
+    return plain(compose("config", ["model=toy", "source=builtin", "task=web_questions", *overrides]), resolve=True)
 
 
 def test_nothing_is_missing_for_the_toy(conf: None) -> None:
@@ -130,9 +130,9 @@ def test_a_closed_hub_is_open_again_afterwards(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_code_execution_must_be_allowed_where_a_task_needs_it(conf: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.qa import QuestionAnswering
+    from tasks.web_questions import WebQuestions
 
-    monkeypatch.setattr(QuestionAnswering, "metrics", ("pass@1",))
+    monkeypatch.setattr(WebQuestions, "metrics", ("pass@1",))
     assert missing_of(resolved()) == []
     (line,) = missing_of(resolved() | {"allow_code_execution": False})
     assert (
@@ -159,7 +159,7 @@ def no_bench(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_bench_run_does_not_start_when_something_is_missing(
     no_bench: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = (f"results_dir={tmp_path}", "task=qa")
+    asked = (f"results_dir={tmp_path}", "task=web_questions")
     two = (*asked, "model.slim_mask=no/mask.json", "drafter=eagle", "drafter.path=no/drafter")
     assert refused(monkeypatch, capsys, *two) == "2 things are missing, named above: nothing was run."
     assert refused(monkeypatch, capsys, "job=preflight", *two).startswith("2 things are missing")
@@ -173,7 +173,7 @@ def test_a_bench_run_does_not_start_when_something_is_missing(
 def test_a_sweep_does_not_start_when_its_last_run_misses_something(
     no_bench: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = ("-m", f"results_dir={tmp_path}", "task=qa")
+    asked = ("-m", f"results_dir={tmp_path}", "task=web_questions")
     line = refused(monkeypatch, capsys, *asked, "model.slim_mask=null,no/mask.json")
     assert line.startswith("layer mask 'no/mask.json' does not exist") and no_bench == []
     line = refused(monkeypatch, capsys, *asked, "gamma=3,0")
@@ -185,7 +185,7 @@ def test_a_sweep_does_not_start_when_its_last_run_misses_something(
 @pytest.mark.parametrize(
     ("overrides", "runs"),
     [
-        (["gamma=1,2", "task=qa"], [["gamma=1", "task=qa"], ["gamma=2", "task=qa"]]),
+        (["gamma=1,2", "task=web_questions"], [["gamma=1", "task=web_questions"], ["gamma=2", "task=web_questions"]]),
         (["a=range(2)", "b=x,y"], [["a=0", "b=x"], ["a=0", "b=y"], ["a=1", "b=x"], ["a=1", "b=y"]]),
         (["task=[qa,translation]", "+experiment=a,b"], [[
             "task=[qa,translation]", f"+experiment={name}"] for name in "ab"]),
@@ -199,7 +199,8 @@ def test_runs_of_a_sweep_are_those_of_hydra(overrides: list[str], runs: list[lis
 def test_a_dry_run_says_what_would_run_and_runs_nothing(
     no_bench: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = (f"results_dir={tmp_path}", "task=[qa,translation]", "limit=3", "max_new_tokens=7", "dry_run=true")
+    tasks = "task=[web_questions,wmt14_de_en]"
+    asked = (f"results_dir={tmp_path}", tasks, "limit=3", "max_new_tokens=7", "dry_run=true")
     main(monkeypatch, *asked)
     said = " ".join(capsys.readouterr().out.split())
     assert "3 arms x 2 tasks = 6 cells, at most 18 outputs of at most 7 tokens" in said
