@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
 from harness.audit.figure import audit_figure
@@ -16,12 +17,13 @@ from harness.compare import BASELINE
 from harness.config import FILE_NAME, called, check_call
 from harness.errors import UserError
 from harness.jobs.bench import Prompt, make_prompt
+from harness.jobs.report import WIDTH
 from harness.metrics import complete_prompts
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.records import SampleRecord
 from harness.report.figures import save
-from harness.report.tables import RunReport, identity
+from harness.report.tables import RunReport, console_table, identity
 from harness.sampling import Sampling
 from harness.store import RUN, RunData, check_writable, find_runs, read, read_config, write_atomic
 
@@ -57,8 +59,14 @@ def audit(results_dir: str, run: str | None = None) -> list[Path]:
         write_atomic(tables / file, text)
         paths.append(tables / file)
     paths += save(audit_figure(outputs), figures, name)
+    frame = summary_frame(outputs)
+    table = console_table("Tokens of the slim verifier that the full one would not have written", list(frame), "")
+    for row in frame.itertuples(index=False):
+        table.add_row(*map(escape, row))
     console = Console()
-    console.print(summary_frame(outputs).to_string(index=False), highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(table)
     for path in paths:
         console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     return paths
