@@ -15,7 +15,7 @@ from harness.audit import judge
 from harness.audit.judge import FullView, SlimView, audited, decided, judged, pieces_of
 from harness.audit.page import page
 from harness.audit.records import AuditedOutput, SlimToken, shares, worst_first
-from harness.audit.tables import markdown, token_frame
+from harness.audit.tables import markdown, quoted, token_frame
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate, Decision, Strictness
@@ -241,6 +241,7 @@ def test_the_table_has_every_wrong_token_and_the_near_ties() -> None:
     assert list(frame["position"]) == [3, 4, 17, 3] and list(frame["wrong"]) == [True, False, True, True]
     text = markdown(run_record(), [OUTPUT, CLEAN], [])
     assert "exact_match 20.0 (50.0)" in text and re.search(r"\| 0\.400 +\|", text) and "`<b>`" in text
+    assert quoted("a\n\x01`é") == "`a\\n\\u0001'é`" and quoted("") == "(none)"
     assert "No token of the slim verifier is wrong." in markdown(run_record(), [CLEAN], [])
 
 

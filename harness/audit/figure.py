@@ -45,7 +45,7 @@ def share_panel(axes: Axes, found: Sequence[Share], by: str, cells: Sequence[tup
         axes.plot(points, [one.share or 0.0 for one in mine], label=", ".join(cell), markersize=4, **look(index))
     step = max(1, -(-len(values) // 8))
     axes.set_xticks(range(0, len(values), step), values[::step], rotation=30, ha="right", fontsize=7)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * max([one.share or 0.0 for one in found], default=0.0) or 1.0)
     axes.set_ylabel("wrong / decided by slim")
     axes.set_title(f"By {by}")
 

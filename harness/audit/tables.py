@@ -1,5 +1,6 @@
 """Tables of an audit: Markdown for reading, one CSV with a wrong token a line, one with the shares."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 
@@ -21,8 +22,8 @@ def text_of(value: float | None, digits: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A token's text where white space can be seen."""
-    return "(none)" if not text else "`" + text.replace("\n", "\\n").replace("`", "'") + "`"
+    """A token's text where line breaks and control characters can be seen."""
+    return "(none)" if not text else "`" + json.dumps(text, ensure_ascii=False)[1:-1].replace("`", "'") + "`"
 
 
 def token_frame(outputs: Sequence[AuditedOutput]) -> pd.DataFrame:
