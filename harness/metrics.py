@@ -37,8 +37,18 @@ from harness.compare import (
     total_seconds,
 )
 from harness.errors import UserError
+from harness.fidelity import FIDELITY_METRICS, records_of
 from harness.quality import Estimate, difference, quality
-from harness.records import BlockTrace, Divergence, MetricRow, Route, RunRecord, SampleRecord, StopReason
+from harness.records import (
+    BlockTrace,
+    Divergence,
+    FidelityRecord,
+    MetricRow,
+    Route,
+    RunRecord,
+    SampleRecord,
+    StopReason,
+)
 from harness.scoring import METRICS
 
 
@@ -332,10 +342,15 @@ def complete_prompts(run: RunRecord, samples: Samples) -> list[SampleRecord]:
     return [sample for sample in samples if len(done[sample.task, sample.example_id]) == len(run.arms)]
 
 
-def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = ()) -> list[MetricRow]:
-    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, rates, times.
+def rows(
+    run: RunRecord,
+    samples: Samples,
+    divergences: Sequence[Divergence] = (),
+    fidelity: Sequence[FidelityRecord] = (),
+) -> list[MetricRow]:
+    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, fidelity, rates, times.
 
-    Differences from greedy that ``divergences`` does not judge are not counted as none: those numbers are None then.
+    What ``divergences`` does not judge and ``fidelity`` does not score is not counted as none: it makes a number None.
 
     Raises:
         UserError: two arms decoded different prompts, or a sample does not belong to the run.
@@ -347,7 +362,8 @@ def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = (
         pairs = paired(cell, cells[task, BASELINE]) if (task, BASELINE) in cells else []
         exact = arm in lossless and run.temperature == 0 and pairs
         judged = judgements(pairs, divergences) if exact else None
-        for name, unit, better, known in _numbers(run, task, cell, pairs, judged):
+        scored = records_of(cell, fidelity)
+        for name, unit, better, known in _numbers(run, task, cell, pairs, judged, scored):
             value, low, high = known.value, known.low, known.high
             identity = (run.run_id, arm, run.model, task, name, unit, better)
             found.append(MetricRow(*identity, value, low, high, len(cell), "ours", known.stderr))
@@ -355,7 +371,12 @@ def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = (
 
 
 def _numbers(
-    run: RunRecord, task: str, cell: Samples, pairs: Pairs, judged: Sequence[Divergence] | None
+    run: RunRecord,
+    task: str,
+    cell: Samples,
+    pairs: Pairs,
+    judged: Sequence[Divergence] | None,
+    scored: Sequence[FidelityRecord] | None,
 ) -> Iterator[_Number]:
     for name in run.task_metrics[task]:
         metric = METRICS[name]
@@ -368,6 +389,9 @@ def _numbers(
         yield compared.name, compared.unit, compared.higher_is_better, _estimate(compared.value(usable), interval)
     for known in DIVERGENCE_METRICS:
         yield known.name, known.unit, False, Estimate(None if judged is None else known.value(judged))
+    for one in FIDELITY_METRICS:
+        value, interval = (None, None) if scored is None else (one.value(scored), one.interval(scored, run.seed))
+        yield one.name, one.unit, one.higher_is_better, _estimate(value, interval)
     for ratio in RATIOS.values():
         found = _estimate(ratio(cell), ratio.interval(cell, run.seed))
         yield ratio.name, ratio.unit, ratio.higher_is_better, found

@@ -180,6 +180,34 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class FidelityRecord:
+    """An output scored again by the full verifier, its text given, one line of ``fidelity.jsonl``.
+
+    ``tokens``  of the output; ``greedy`` how many of them are the full verifier's likeliest after the text before.
+    ``nll``  sum of -log of their probabilities, in nats; None where a logit is not finite.
+    ``overshoot``  log of the draft probability minus log of the full verifier's, of each accepted draft in order; None
+    where the drafter has no probability, or it cannot be computed again.
+
+    Probabilities are at the run's temperature (1 when greedy), before top-p and top-k.
+    """
+
+    run_id: str
+    task: str
+    example_id: str
+    arm: str
+    tokens: int
+    greedy: int
+    nll: float | None
+    overshoot: tuple[float, ...] | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.greedy <= self.tokens:
+            raise ValueError(f"want 0 <= greedy <= tokens, got {self}")
+        if self.overshoot is not None and len(self.overshoot) > self.tokens:
+            raise ValueError(f"more accepted drafts than tokens, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class ArmRecord:
     """Identity of an arm: what a table says about it beside its numbers.
 

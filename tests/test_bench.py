@@ -68,7 +68,7 @@ def test_an_experiment_writes_its_run_tables_and_figure(experiment: tuple[str, P
     name = read_config(run_folder)["name"]
     expected = {f"runs/{run.run_id}/{file}" for file in ("config.yaml", "run.json", "samples.jsonl", "summary.json")}
     differing = f"runs/{run.run_id}/divergences.jsonl"
-    expected.add(differing)
+    expected |= {differing, f"runs/{run.run_id}/fidelity.jsonl"}
     expected |= {f"tables/{name}{ending}" for ending in (".md", ".csv", "_positions.csv")}
     expected |= {f"figures/{name}{ending}" for ending in (".png", ".pdf")}
     assert set(files(folder)) == expected
@@ -147,7 +147,7 @@ def test_the_command_line_runs_from_anywhere_without_a_terminal(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     (run_folder,) = find_runs(tmp_path / "results")
-    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 5 + 3 + 2
+    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 6 + 3 + 2
     assert f"run folder {run_folder.relative_to(tmp_path)}" in done.stderr
     assert "speculative" in done.stdout and "wrote results/tables/run.md" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -17,15 +17,13 @@ from harness.decode.via_sd import ViaSD
 from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
 from harness.metrics import complete_prompts
-from harness.model import load as load_module
 from harness.model.load import Model
 from harness.model.tiers import Tiers
-from harness.model.tokenizer import ByteTokenizer
-from harness.model.toy import toy_model
 from harness.records import MetricRow, RunRecord, SampleRecord
 from harness.sampling import Chooser, Sampling
 from harness.store import read
 from tests.runs import files, main, refused, run_bench, unreported
+from tests.toys import write_checkpoint
 
 ARMS: dict[str, partial[Any]] = {
     "speculative": partial(Speculative, gamma=3, drafter=SelfSkip),
@@ -138,7 +136,7 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_measured(
         last = capsys.readouterr().err.splitlines()[-1]
         assert last == ("harness: interrupted" if how == "interrupt" else "harness: error: this went wrong")
     (folder,) = (tmp_path / "runs").iterdir()
-    kept = ["config.yaml", "divergences.jsonl", "run.json", "samples.jsonl"]
+    kept = ["config.yaml", "divergences.jsonl", "fidelity.jsonl", "run.json", "samples.jsonl"]
     assert sorted(path.name for path in folder.iterdir()) == kept
     data = read(folder)
     assert (data.run.status, data.dropped) == ("failed", 0)
@@ -186,21 +184,20 @@ def test_a_missing_mask_is_one_line(
         "drafter.mask=no/mask.json",
         f"results_dir={tmp_path}",
     )
-    assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set model.slim_mask")
+    assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set drafter.mask")
     assert files(tmp_path) == []
 
 
 def test_a_missing_mask_of_a_loaded_model_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(load_module, "load_transformer", lambda folder, dtype, device: toy_model(dtype).transformer)
-    monkeypatch.setattr(load_module, "load_tokenizer", lambda folder, spec: ByteTokenizer())
+    folder, results = write_checkpoint(tmp_path / "model"), tmp_path / "results"
     line = refused(
-        monkeypatch, capsys, "task=web_questions", "model=embedded", f"model.full={tmp_path}",
-        "model.slim_mask=no/mask.json", f"results_dir={tmp_path}",
+        monkeypatch, capsys, "task=web_questions", "model=embedded", f"model.full={folder}",
+        "model.slim_mask=no/mask.json", f"results_dir={results}",
     )  # fmt: skip
     assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set model.slim_mask")
-    assert files(tmp_path) == []
+    assert not results.exists()
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(

@@ -18,14 +18,17 @@ DECODING = (
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
+    *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
     *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
+    *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
     *("tasks.wmt14", "tasks.cnn_dailymail", "tasks.gsm8k", "tasks.web_questions"),
@@ -51,26 +54,34 @@ ALLOWED: dict[str, frozenset[str]] = {
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
     "divergence": frozenset(("records", "model", "compare")),
+    "rescore": frozenset(("records", "sampling", "model", "drafters", "decode")),
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
     "quality": frozenset(("records", "scoring", "compare")),
-    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality")),
+    "fidelity": frozenset(("records", "compare")),
+    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
-    "report": frozenset(("errors", "records", "scoring", "compare", "quality", "metrics", "positions", "store")),
+    "report": frozenset(
+        ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "positions", "store")
+    ),
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
     ),
+    "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report")),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed", "execution"}
-    | {"training"},
-    "__main__": frozenset(("harness", "errors", "config", "help")),
+    | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
+    | {"training", "audit", "preflight", "execution"},
+    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters")),
+    "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
+    "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
+    "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
@@ -220,5 +231,5 @@ def test_configuration_objects_stop_at_the_door() -> None:
         name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)
     }
     # store reads and writes YAML texts with it.
-    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.store"}
+    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.store"}
     assert "DictConfig" not in MODULES["harness.store"].read_text()

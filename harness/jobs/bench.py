@@ -25,8 +25,19 @@ from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
-from harness.records import SCHEMA, ArmRecord, DataSource, Divergence, Example, Generation, RunRecord, SampleRecord
+from harness.records import (
+    SCHEMA,
+    ArmRecord,
+    DataSource,
+    Divergence,
+    Example,
+    FidelityRecord,
+    Generation,
+    RunRecord,
+    SampleRecord,
+)
 from harness.report.tables import build
+from harness.rescore import fidelity_records
 from harness.sampling import RandomChooser, Sampling
 from harness.scoring import METRICS, with_companions
 from harness.store import RunFolder, check_writable, new_run_id, read_config
@@ -76,10 +87,12 @@ def bench(
     tasks: Mapping[str, Task],
     log: Logger,
     config: str,
+    fidelity: bool = True,
 ) -> Path:
     """Run the comparison and return the run folder.
 
     The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
+    ``fidelity``: score every output again with the full verifier, when all are decoded.
 
     Raises:
         UserError: whatever can be known to be missing or wrong before the first prompt is decoded.
@@ -114,7 +127,10 @@ def bench(
             else:
                 log.sample(record)
                 samples.append(record)
-        report = build(run, samples, chosen, divergences=differing)
+        scored = list(scored_again(settings, decoders, prompts, samples, screen)) if fidelity else []
+        for one in scored:
+            folder.append(one)
+        report = build(run, samples, chosen, divergences=differing, fidelity=scored)
         log.summary(report.rows)
         folder.finish({"samples": len(samples), "rows": report.rows, "scorers": report.scorers})
     except BaseException:
@@ -317,6 +333,21 @@ def scored(prompt: Prompt, text: str) -> tuple[str, dict[str, float | None]]:
     executes = any(METRICS[name].executes for name in metrics)
     prediction = task.program(example, text) if executes else task.prediction(text)
     return prediction, score(metrics, prediction, example)
+
+
+def scored_again(
+    settings: RunSettings,
+    decoders: Mapping[str, Decoder],
+    prompts: Sequence[Prompt],
+    samples: Sequence[SampleRecord],
+    screen: Console,
+) -> Iterator[FidelityRecord]:
+    """Every output, its text given: a pass of its own, when nothing is timed any more."""
+    screen.print(f"scoring {len(samples)} outputs again", style="dim")
+    methods = {name: decoder.method for name, decoder in decoders.items()}
+    for prompt in prompts:
+        mine = [one for one in samples if (one.task, one.example_id) == (prompt.name, prompt.example.id)]
+        yield from fidelity_records(methods, prompt.ids, mine, settings.temperature)
 
 
 def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:

@@ -47,7 +47,7 @@ def _load(folder: Path) -> RunReport:
         note = f"this run did not finish: only prompts decoded by all arms are shown, {left} samples are left out"
     if not samples:
         raise UserError(f"run {data.run.run_id!r} has no prompt that all arms decoded: run it again.")
-    return build(data.run, samples, read_config(folder), note, data.divergences)
+    return build(data.run, samples, read_config(folder), note, data.divergences, data.fidelity)
 
 
 def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:

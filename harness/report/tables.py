@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
+from harness.fidelity import FIDELITY_METRICS
 from harness.metrics import DIFFERENCE, RATIOS, rows
 from harness.positions import PositionRow, position_rows
 from harness.quality import scorers
-from harness.records import ArmRecord, Divergence, MetricRow, RunRecord, SampleRecord
+from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
 from harness.report import pass_at_k
 from harness.report.quality import quality_frame, reading, signed
 from harness.scoring import METRICS
@@ -54,9 +55,13 @@ TIME_COLUMNS = {
     "full_time_share": 3,
 }
 """Columns of the table of times, with their decimals."""
+FIDELITY_COLUMNS = (
+    *("token_agreement", "exact_sequence_share", "first_divergence"),
+    *(known.name for known in FIDELITY_METRICS),
+)
 DEFINED = (
-    *("speedup_decode", "speedup_end_to_end", "token_agreement", "near_ties", "faults"),
-    *(*RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
+    *("speedup_decode", "speedup_end_to_end", "near_ties", "faults"),
+    *(*FIDELITY_COLUMNS, *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
 )
 """Metrics whose definitions stand below the tables."""
 
@@ -132,9 +137,10 @@ def build(
     settings: Mapping[str, Any] | None = None,
     note: str = "",
     divergences: Sequence[Divergence] = (),
+    fidelity: Sequence[FidelityRecord] = (),
 ) -> RunReport:
     """Compute all metrics of a run once, for every table and figure."""
-    found = tuple(rows(run, samples, divergences))
+    found = tuple(rows(run, samples, divergences, fidelity))
     places, known = tuple(position_rows(run, samples)), scorers(run, samples)
     written = pass_at_k.programs(run, samples, settings or {})
     return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written)
@@ -183,6 +189,16 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(found)
+
+
+def fidelity_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """How far outputs are from the full verifier's own, one line per task and arm, as text."""
+    return pd.DataFrame(
+        [
+            {**_lead(line, len(reports) > 1), **{name: line.value(name, 3) for name in FIDELITY_COLUMNS}}
+            for line in lines(reports)
+        ]
+    )
 
 
 def rates_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
@@ -246,7 +262,7 @@ def definition(metric: str) -> str:
     if metric in RATIOS:
         return RATIOS[metric].definition
     definitions = {known.name: known.definition for known in PAIR_METRICS}
-    definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
+    definitions |= {known.name: known.definition for known in (*DIVERGENCE_METRICS, *FIDELITY_METRICS)}
     return definitions[metric]
 
 
@@ -329,6 +345,7 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
         ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
         ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
         ("pass@k", pass_at_k.pass_frame(written, DASH), pass_at_k.REMARK),
+        ("Fidelity", fidelity_frame(reports), "No task is asked: scores of the full verifier, outside the clock."),
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
