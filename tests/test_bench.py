@@ -32,6 +32,7 @@ from harness.sampling import Chooser, Sampling
 from harness.store import find_runs, read, read_config
 from tasks.gsm8k import Gsm8k
 from tasks.web_questions import WebQuestions
+from tests.heads import write_shipped_for
 from tests.runs import files, main, outcome, qa, run_bench, unreported
 from tests.toys import shapes_unchecked
 
@@ -50,8 +51,10 @@ ARMS: dict[str, partial[Any]] = {
 @pytest.fixture(scope="module", params=EXPERIMENTS)
 def experiment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A short run of each shipped experiment with the toy model: its name and its results folder."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp(request.param.replace("/", "_")) / "out"
+    write_shipped_for(toy_model(), folder.parent)
     with pytest.MonkeyPatch.context() as patched, shapes_unchecked():
+        patched.chdir(folder.parent)
         patched.setattr(compare, "RESAMPLES", 200)
         main(patched, f"+experiment={request.param}", "limit=2", "max_new_tokens=8", f"results_dir={folder}")
     yield request.param, folder
@@ -120,6 +123,7 @@ def test_an_experiment_run_again_gives_the_same_tokens_and_scores(
 ) -> None:
     """With one prompt a task instead of two: the limit says how many prompts there are, not which."""
     name, folder = experiment
+    monkeypatch.chdir(folder.parent)
     with unreported():
         main(monkeypatch, f"+experiment={name}", "limit=1", "max_new_tokens=8", f"results_dir={tmp_path}")
     (first,), (again,) = find_runs(folder), find_runs(tmp_path)
