@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
+    "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
 )
@@ -28,7 +29,7 @@ RING = (
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
-    *("tasks.wmt14", "tasks.cnn_dailymail", "tasks.gsm8k", "tasks.web_questions"),
+    *("tasks.wmt14", "tasks.cnn_dailymail", "tasks.gsm8k", "tasks.web_questions", "tasks.code", "tasks.mixed"),
 )
 """What must never leave the torch-free part. A new module is held to it without being listed."""
 
@@ -50,6 +51,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
     "divergence": frozenset(("records", "model", "compare")),
+    "prompts": frozenset(("records", "model")),
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
@@ -66,7 +68,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"}
+    | {"model", "drafters", "decode", "dimr", "divergence", "prompts", "timing", "environment", "log", "speed"}
     | {"training"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),

@@ -268,9 +268,10 @@ def identity(report: RunReport) -> list[str]:
     for task, source in run.data.items():
         version = source.commit or source.revision or DASH
         prompts = run.prompts_sha.get(task, DASH)
+        shots = source.shots and f"{source.shots.rows} shots from {source.shots.kind}, {source.shots.location}, "
         found.append(
             f"data of {task}: {source.kind}, {source.location}, {source.split}, version {version}, {source.rows} rows, "
-            f"sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
+            f"{shots or ''}sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
         )
     return [*found, report.note] if report.note else found
 
