@@ -11,8 +11,8 @@ from tasks.source import Dataset, column
 LEFT_EDGE = re.compile(r"\n(?=[^\s#)\]}])")
 """Where a continued function ends: at the next line that begins at the left edge and closes no bracket."""
 
-INDENTED = re.compile(r"\n*[ \t]{2,}\S")
-"""How an output begins that goes on from the prompt; whatever fences stand behind it are no part of the function."""
+INDENTED = re.compile(r"(?:[ \t]*\n)*[ \t]+\S")
+"""How an output begins that goes on from the prompt."""
 
 
 class HumanEval(Coding):
@@ -49,10 +49,9 @@ class HumanEval(Coding):
 
         The prompt stays in front of a whole function too: it has the imports and helpers that both may use.
         """
-        if INDENTED.match(text):
-            return example.input + LEFT_EDGE.split(text, maxsplit=1)[0]
         found = of_example(text, example)
-        code = self.prediction(text) if found is text else found
-        if defines(code, example.meta["entry_point"]):
-            return f"{example.input}\n{code}"
-        return example.input + LEFT_EDGE.split(code, maxsplit=1)[0]
+        if found is text and not INDENTED.match(text):
+            found = self.prediction(text)
+        if defines(found, example.meta["entry_point"]):
+            return f"{example.input}\n{found}"
+        return example.input + LEFT_EDGE.split(found, maxsplit=1)[0]
