@@ -31,7 +31,8 @@ from tasks.xsum import XSum
 ROOT = Path(__file__).parents[1]
 QUICK_FOUR: list[type[Task]] = [Wmt14DeEn, CnnDailyMail, Gsm8k, WebQuestions]
 TASKS: list[type[Task]] = [
-    *(*QUICK_FOUR, Wmt14EnDe, XSum, NqOpen, TriviaQa, SquadV2, Mbpp, HumanEval, SpecBench, SpeedBench),
+    *QUICK_FOUR,
+    *(Wmt14EnDe, XSum, NqOpen, TriviaQa, SquadV2, Mbpp, HumanEval, SpecBench, SpeedBench),
 ]
 COLUMNS = {
     "wmt14_de_en": {"translation"},
