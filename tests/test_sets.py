@@ -13,6 +13,7 @@ import pytest
 from harness.errors import UserError
 from harness.records import Example
 from harness.scoring import METRICS
+from harness.store import find_runs, read
 from tasks import source
 from tasks.base import Task
 from tasks.cnn_dailymail import CnnDailyMail
@@ -29,6 +30,7 @@ from tasks.trivia_qa import TriviaQa
 from tasks.web_questions import WebQuestions
 from tasks.wmt14 import Wmt14DeEn, Wmt14EnDe
 from tasks.xsum import XSum
+from tests.runs import main, unreported
 
 ROOT = Path(__file__).parents[1]
 EXCERPTS = ROOT.parent / "shared" / "data"
@@ -323,6 +325,42 @@ def test_a_mistake_in_own_rows_is_named(settings: dict[str, Any], message: str, 
     path = write(tmp_path / "mine.jsonl", {"text": "a", "right": "b", "ask": 1})
     with pytest.raises(UserError, match=message):
         Jsonl(**{"path": str(path), "input": "text", "reference": "right"} | settings).load(1, 0)
+
+
+OWN = """\
+# @package tasks.capitals
+# Capitals of countries.
+_target_: tasks.jsonl.Jsonl
+path: capitals.jsonl
+input: country
+reference: capital
+metric: [exact_match, f1]
+template: "What is the capital of {input}?"
+first_line: true
+"""
+
+
+@pytest.mark.parametrize("own_yaml", [True, False])
+def test_a_set_of_ones_own_runs_from_a_yaml_or_from_the_command_line(
+    own_yaml: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "capitals.jsonl", {"country": "France", "capital": ["Paris"]})
+    (tmp_path / "conf" / "task").mkdir(parents=True)
+    (tmp_path / "conf" / "task" / "capitals.yaml").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    ways = {
+        True: ("--config-dir", "conf", "task=capitals"),
+        False: ("task=jsonl", "tasks.jsonl.path=capitals.jsonl", "tasks.jsonl.input=country",
+                "tasks.jsonl.reference=capital", "tasks.jsonl.metric=[exact_match,f1]"),
+    }  # fmt: skip
+    with unreported():
+        main(monkeypatch, *ways[own_yaml], "method=speculative", "limit=1", "max_new_tokens=2")
+    (folder,) = find_runs(tmp_path / "results")
+    run, samples, *_ = read(folder)
+    name = "capitals" if own_yaml else "jsonl"
+    assert run.task_metrics == {name: ("exact_match", "f1")} and run.data[name].location == "capitals.jsonl"
+    asked = "What is the capital of France?" if own_yaml else "France"
+    assert {one.prompt_tokens for one in samples} == {len(asked)} and len(samples) == 2
 
 
 # Texts that loaders must survive
