@@ -32,7 +32,9 @@ class Example:
     """One row of a task, before tokenisation.
 
     ``input`` replaces ``{input}`` in the task's template; it alone is cut when a prompt is too long.
-    ``references`` are all equally right; at least one.
+    ``references`` are all equally right; none where the row asks for something that nobody can be right or wrong on.
+    ``meta`` of coding tasks: ``tests``, ``entry_point``, ``setup``; ``after`` is the id of the example whose answer a
+    further turn of a conversation goes on from.
     """
 
     id: str
@@ -40,9 +42,13 @@ class Example:
     references: tuple[str, ...]
     meta: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.references:
-            raise ValueError(f"example {self.id!r} has no reference")
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A worked example that a prompt shows before its own input."""
+
+    input: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class DataSource:
 
     ``kind`` is ``local``, ``hub`` or ``builtin``; ``location`` a path or a dataset id with its configuration;
     ``revision`` what was asked for and ``commit`` what was read (None when nobody told us: never made up);
-    ``sha256`` the digest of the rows used, as canonical JSON.
+    ``sha256`` the digest of the rows used, as canonical JSON. ``shots`` where the worked examples of the prompts came
+    from, None where prompts have none.
     """
 
     kind: str
@@ -61,6 +68,7 @@ class DataSource:
     commit: str | None
     sha256: str
     rows: int
+    shots: "DataSource | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import tempfile
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
@@ -144,11 +144,13 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _record(kind: Any, value: dict[str, Any]) -> Any:
+    """A field with a default may be missing: it is younger than the file."""
     hints = _hints(kind)
-    if hints.keys() != value.keys():
-        missing, extra = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
+    needed = {item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING}
+    if not needed <= value.keys() <= hints.keys():
+        missing, extra = sorted(needed - value.keys()), sorted(value.keys() - hints.keys())
         raise ValueError(f"{kind.__name__}: missing fields {missing}, unknown fields {extra}")
-    return kind(**{name: from_json(hint, value[name]) for name, hint in hints.items()})
+    return kind(**{name: from_json(hints[name], item) for name, item in value.items()})
 
 
 def _dump(value: Any, indent: int | None = None) -> str:

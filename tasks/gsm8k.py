@@ -1,5 +1,6 @@
 """Grade-school arithmetic, GSM8K, scored by the final number."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,15 +8,20 @@ from harness.scoring import final_number
 from tasks.base import Task
 from tasks.source import Dataset, RowError, column
 
+CALCULATOR = re.compile(r"<<.*?>>")
+"""Marks for a calculator in the worked answers, which a shot leaves out."""
+
 
 class Gsm8k(Task):
-    """One word problem a prompt; the reference is what follows ``####`` in the worked answer."""
+    """One word problem a prompt; the reference is what follows ``####`` in the answer. Eight shots (the paper)."""
 
     name = "gsm8k"
+    group = "reasoning"
     metrics = ("accuracy",)
-    dataset = Dataset("openai/gsm8k", "main", "gsm8k_main", "gsm8k", calibration=("train",))
+    dataset = Dataset("openai/gsm8k", "main", "gsm8k_main", "gsm8k", "gsm8k")
     columns = ("question", "answer")
     template = "Solve this problem step by step. End with the final number after ####.\n\n{input}"
+    shots = 8
 
     def parse(self, row: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
         answer = column(row, "answer")
@@ -23,6 +29,10 @@ class Gsm8k(Task):
         if answer.strip() and (not mark or final_number(final) is None):
             raise RowError("column 'answer' does not end in #### and a number")
         return column(row, "question"), (final.strip(),)
+
+    def answer(self, row: Mapping[str, Any]) -> str:
+        """The worked answer, ``####`` and the number at its end."""
+        return CALCULATOR.sub("", column(row, "answer"))
 
     def prediction(self, text: str) -> str:
         """The final number; empty when there is none."""

@@ -7,10 +7,11 @@ Hugging Face dataset, whichever way they came.
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from harness.errors import UserError
@@ -24,23 +25,33 @@ BUILTIN = Path(__file__).parent / "builtin"
 class Dataset:
     """Names of one dataset.
 
-    ``path`` and ``config`` as on the hub; ``stem`` begins the local file names, ``<stem>_<split>.jsonl``; ``prefix``
-    begins the example ids. ``calibration`` splits in order of choice; the hub is asked for the first.
+    ``path`` and ``config`` as on the hub, ``path`` empty for a set that is not there; ``stem`` begins the local file
+    names, ``<stem>_<split>.jsonl``, but for the test rows where ``test_file`` names them; ``prefix`` begins the example
+    ids; ``builtin`` begins the names of the built-in files. ``calibration`` and ``shots`` are splits in order of
+    choice, of which the hub is asked for the first; without any, the built-in calibration rows are taken.
     """
 
     path: str
     config: str
     stem: str
     prefix: str
-    calibration: tuple[str, ...]
+    builtin: str
+    calibration: tuple[str, ...] = ("train",)
+    shots: tuple[str, ...] = ("train",)
     test: str = "test"
+    test_file: str | None = None
+
+    def file(self, split: str) -> str:
+        """Name of a split's local file."""
+        return self.test_file if self.test_file and split == self.test else f"{self.stem}_{split}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Raw rows with their origin, in the words of ``DataSource``.
 
-    ``places`` says for each row where it stands, for error messages; ``prefix`` begins the ids of its examples.
+    ``places`` says for each row where it stands, for error messages; ``prefix`` begins the ids of its examples, and
+    ``numbers``, counted from 0 in the split, end them.
     """
 
     kind: str
@@ -51,6 +62,7 @@ class Rows:
     prefix: str
     rows: tuple[Mapping[str, Any], ...]
     places: tuple[str, ...]
+    numbers: Sequence[int] = range(sys.maxsize)
 
 
 class RowError(ValueError):
@@ -63,7 +75,7 @@ def notice(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def column(row: Mapping[str, Any], name: str, wanted: type = str) -> Any:
+def column(row: Mapping[str, Any], name: str, wanted: type | UnionType = str) -> Any:
     """The value of a column; ``a.b`` is column ``b`` inside ``a``. Raises RowError if missing or of another type."""
     value: Any = row
     for step in name.split("."):
@@ -71,7 +83,8 @@ def column(row: Mapping[str, Any], name: str, wanted: type = str) -> Any:
             raise RowError(f"no column {name!r}")
         value = value[step]
     if not isinstance(value, wanted):
-        raise RowError(f"column {name!r} holds {type(value).__name__}, want {wanted.__name__}")
+        kind = wanted.__name__ if isinstance(wanted, type) else str(wanted)
+        raise RowError(f"column {name!r} holds {type(value).__name__}, want {kind}")
     return value
 
 
@@ -121,27 +134,37 @@ def _json_row(line: bytes, place: str) -> dict[str, Any]:
 
 
 def load_rows(
-    task: str, dataset: Dataset, *, calibration: bool, source: str, data_dir: str | None, revision: str, limit: int
+    task: str,
+    dataset: Dataset,
+    *,
+    splits: tuple[str, ...],
+    source: str,
+    data_dir: str | None,
+    revision: str,
+    limit: int,
 ) -> Rows:
-    """The first ``limit`` test or calibration rows of ``task`` from the first place that has them.
+    """The first ``limit`` rows of a split from the first place that has them.
 
-    ``auto`` tries ``data_dir``, then the hub or its cache, then the built-in rows; the others insist on one, except
-    that ``local`` takes built-in calibration rows where ``data_dir`` has no file of a calibration split.
-    Raises UserError.
+    ``splits`` in order of choice: those of calibration or of shots, or the test split alone. ``auto`` tries
+    ``data_dir``, then the hub or its cache, then the built-in rows; the others insist on one, except that ``local``
+    takes built-in calibration rows where ``data_dir`` has no file of a split that is not the test's. Without any split
+    the built-in calibration rows are taken. Raises UserError.
     """
-    splits = dataset.calibration if calibration else (dataset.test,)
+    calibration = splits != (dataset.test,)
     if source == "local" and not data_dir:
         raise UserError("source=local needs data_dir: add data_dir=PATH, or take source=auto")
-    if source in ("auto", "local") and data_dir:
+    if splits and source in ("auto", "local") and data_dir:
         found = _local_rows(dataset, splits, Path(data_dir).expanduser(), limit)
         if found is not None:
             return found
-        wanted = " or ".join(f"{dataset.stem}_{split}.jsonl" for split in splits)
+        wanted = " or ".join(map(dataset.file, splits))
         if source == "local" and not calibration:
             raise UserError(f"{task}: no {wanted} in {data_dir}: add the file, or take source=auto")
         then = "trying the Hugging Face hub" if source == "auto" else "built-in calibration rows instead"
         notice(f"{task}: no {wanted} in {data_dir}: {then}")
-    if source in ("auto", "hub"):
+    if splits and not dataset.path and source == "hub":
+        raise UserError(f"{task} is not on the Hugging Face hub: add data_dir=PATH with {dataset.file(splits[0])}")
+    if splits and dataset.path and source in ("auto", "hub"):
         try:
             return _hub_rows(dataset, splits[0], limit, revision)
         except hub.HubUnavailable as error:
@@ -151,14 +174,14 @@ def load_rows(
                     "local cache: check the connection, or take source=auto"
                 ) from error
             notice(f"Hugging Face hub not used ({error}): built-in rows instead")
-    return _builtin_rows(task, calibration, limit)
+    return _builtin_rows(dataset.builtin, calibration, limit)
 
 
 def _local_rows(dataset: Dataset, splits: tuple[str, ...], folder: Path, limit: int) -> Rows | None:
     if not folder.is_dir():
         raise UserError(f"data_dir {str(folder)!r} is not a folder: name one with JSON Lines files, or leave it out")
     for split in splits:
-        path = folder / f"{dataset.stem}_{split}.jsonl"
+        path = folder / dataset.file(split)
         if path.is_file():
             rows, places = read_jsonl(path, limit)
             prefix = _prefix(dataset, split)
@@ -176,11 +199,11 @@ def _hub_rows(dataset: Dataset, split: str, limit: int, revision: str) -> Rows:
     return Rows("hub", location, split, revision, got.commit, _prefix(dataset, split), tuple(got.rows), places)
 
 
-def _builtin_rows(task: str, calibration: bool, limit: int) -> Rows:
-    path = BUILTIN / f"{task}{'_calibration' if calibration else ''}.jsonl"
+def _builtin_rows(name: str, calibration: bool, limit: int) -> Rows:
+    path = BUILTIN / f"{name}{'_calibration' if calibration else ''}.jsonl"
     rows, places = read_jsonl(path, limit)
     split = "calibration" if calibration else "test"
-    prefix = f"builtin-{task}{'-calibration' if calibration else ''}"
+    prefix = f"builtin-{name}{'-calibration' if calibration else ''}"
     location = f"tasks/builtin/{path.name}"
     return Rows("builtin", location, split, None, None, prefix, tuple(rows), tuple(places))
 

@@ -90,7 +90,7 @@ def write_shipped_for(model: Model, root: Path) -> None:
     shape = {"num_hidden_layers": 1, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads}
     layer = {"model": model.name, "intermediate_size": 48, **shape}
     medusa_config = {"model": model.name, "medusa_num_heads": 5, "medusa_num_layers": 1}
-    card = {key: {} if key == "held_out" else 1 for key in CARD_KEYS}
+    card: dict[str, Any] = {key: {} if key == "held_out" else 1 for key in CARD_KEYS}
     for kind, shapes, config in (
         ("small_lm", small_lm.shapes, layer),
         ("eagle", eagle.shapes, layer),

@@ -51,7 +51,8 @@ FEW = {"limit": 2, "max_new_tokens": 4}
 
 def qa(**settings: Any) -> WebQuestions:
     """Short prompts of different lengths."""
-    return WebQuestions(**{"source": "builtin"} | settings)
+    short: dict[str, Any] = {"source": "builtin", "shots": 0}
+    return WebQuestions(**short | settings)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
+    "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
@@ -31,7 +32,7 @@ RING = (
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
-    *("tasks.wmt14", "tasks.cnn_dailymail", "tasks.gsm8k", "tasks.web_questions"),
+    *("tasks.wmt14", "tasks.cnn_dailymail", "tasks.gsm8k", "tasks.web_questions", "tasks.code", "tasks.mixed"),
 )
 """What must never leave the torch-free part. A new module is held to it without being listed."""
 
@@ -55,6 +56,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
     "divergence": frozenset(("records", "model", "compare")),
     "rescore": frozenset(("records", "sampling", "model", "drafters", "decode")),
+    "prompts": frozenset(("records", "model")),
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
@@ -76,7 +78,19 @@ ALLOWED: dict[str, frozenset[str]] = {
     "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report")),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
+    | {
+        "model",
+        "drafters",
+        "decode",
+        "dimr",
+        "divergence",
+        "prompts",
+        "rescore",
+        "timing",
+        "environment",
+        "log",
+        "speed",
+    }
     | {"training", "audit", "preflight", "execution"},
     "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),

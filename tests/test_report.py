@@ -31,6 +31,7 @@ from harness.store import RunFolder
 
 DASH = tables.DASH
 SOURCE = DataSource("builtin", "rows.jsonl", "test", "main", None, "ab" * 32, 24)
+SHOTS = DataSource("local", "train.jsonl", "train", None, None, "cd" * 32, 8)
 RUN = RunRecord(
     run_id="20260131T091500Z-3f9a1c-quickstart",
     schema=SCHEMA,
@@ -43,7 +44,7 @@ RUN = RunRecord(
         ArmRecord("speculative", "speculative", "prompt_lookup", None, True),
         ArmRecord("via_sd", "via_sd", "prompt_lookup", "strictness", False),
     ),
-    data={"qa": SOURCE, "translation": replace(SOURCE, kind="local", commit="c0ffee")},
+    data={"qa": replace(SOURCE, shots=SHOTS), "translation": replace(SOURCE, kind="local", commit="c0ffee")},
     prompts_sha={"qa": "cd" * 32, "translation": "ef" * 32},
     task_metrics={"qa": ("f1", "exact_match"), "translation": ("bleu",)},
     git_commit="0123456789abcdef",
@@ -144,7 +145,14 @@ def test_below_the_table_stands_what_was_run() -> None:
     text = tables.markdown([tables.build(RUN, samples(), SETTINGS)], "quickstart")
     for fact in (RUN.run_id, "toy-model", "`0123456789ab` (dirty)", "2 cores", "seed 7", "temperature 0.0"):
         assert fact in text
-    for fact in ("gamma 4", "max_new_tokens 64", "version c0ffee", "sha256 abababababab", "torch 2.13.0"):
+    for fact in (
+        "gamma 4",
+        "max_new_tokens 64",
+        "version c0ffee",
+        "sha256 abababababab",
+        "8 shots from local, train.jsonl",
+        "torch 2.13.0",
+    ):
         assert fact in text
     for name in tables.DEFINED:
         assert f"- `{name}`: " in text

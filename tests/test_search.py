@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def search_toy(folder: Path, **changed: Any) -> Path:
-    tasks = {"qa": CalibrationOnly(source="builtin")}
+    tasks = {"qa": CalibrationOnly(source="builtin", shots=0)}
     return search(**{"model": toy_model, "tasks": tasks, "results_dir": str(folder), **SETTINGS, **changed})
 
 
@@ -68,7 +68,7 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     assert {key: best[key] for key in SETTINGS if key in best} == {
         key: value for key, value in SETTINGS.items() if key != "prompts"
     }
-    _, source = WebQuestions(source="builtin").calibration(2, 0)
+    _, source = WebQuestions(source="builtin", shots=0).calibration(2, 0)
     assert best["calibration"]["qa"] == {
         "source": "builtin: tasks/builtin/web_questions_calibration.jsonl",
         "rows": 2,
@@ -96,7 +96,7 @@ def test_a_mask_is_replaced_only_when_asked(tmp_path: Path) -> None:
 def test_the_jobs_cost_is_that_of_its_calibration_rows(tmp_path: Path) -> None:
     """The same prompts, built here from the rows and the template."""
     best = json.loads(search_toy(tmp_path, alpha=0.3, beta=0.8).read_text())
-    task, model = WebQuestions(source="builtin"), toy_model()
+    task, model = WebQuestions(source="builtin", shots=0), toy_model()
     texts = []
     for example in task.calibration(2, 0)[0]:
         prompt = model.tokenizer.encode(task.template.replace("{input}", example.input))
@@ -106,7 +106,7 @@ def test_the_jobs_cost_is_that_of_its_calibration_rows(tmp_path: Path) -> None:
 
 
 def test_calibration_rows_are_never_test_rows() -> None:
-    task = WebQuestions(source="builtin")
+    task = WebQuestions(source="builtin", shots=0)
     (test, _), (calibration, _) = task.load(10**6, 0), task.calibration(10**6, 0)
     assert not {example.id for example in test} & {example.id for example in calibration}
     assert not {example.input for example in test} & {example.input for example in calibration}

@@ -95,11 +95,21 @@ ROW = MetricRow("run-1", "via_sd", "toy", "qa", "f1", "F1", None, 0.1 + 0.2, Non
         replace(SAMPLE, peak_bytes=2**40, scores={}),
         replace(DIVERGENCE, arm_token=None, gap=None, distance=None, largest_logit=None, bound=None, near_tie=False),
         replace(RUN, git_commit="abc", git_dirty=True),
+        replace(RUN, data={"web_questions": replace(SOURCE, shots=replace(SOURCE, split="train", rows=1))}),
     ],
     ids=lambda record: type(record).__name__,
 )
 def test_round_trip_is_exact(record: Any) -> None:
     assert from_json(type(record), json.loads(json.dumps(to_json(record), allow_nan=False))) == record
+
+
+def test_a_file_from_before_a_field_with_a_default_is_read() -> None:
+    old = to_json(SOURCE)
+    del old["shots"]
+    assert from_json(DataSource, old) == SOURCE
+    del old["rows"]
+    with pytest.raises(ValueError, match=r"missing fields \['rows'\]"):
+        from_json(DataSource, old)
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,39 @@ from tasks import hub, source
 from tasks.base import Task
 from tasks.cnn_dailymail import CnnDailyMail
 from tasks.gsm8k import Gsm8k
+from tasks.humaneval import HumanEval
+from tasks.mbpp import Mbpp
+from tasks.nq_open import NqOpen
+from tasks.spec_bench import SpecBench
+from tasks.speed_bench import SpeedBench
+from tasks.squad_v2 import SquadV2
+from tasks.trivia_qa import TriviaQa
 from tasks.web_questions import WebQuestions
-from tasks.wmt14 import Wmt14DeEn
+from tasks.wmt14 import Wmt14DeEn, Wmt14EnDe
+from tasks.xsum import XSum
 
 ROOT = Path(__file__).parents[1]
-TASKS: list[type[Task]] = [Wmt14DeEn, CnnDailyMail, Gsm8k, WebQuestions]
+QUICK_FOUR: list[type[Task]] = [Wmt14DeEn, CnnDailyMail, Gsm8k, WebQuestions]
+TASKS: list[type[Task]] = [
+    *QUICK_FOUR,
+    *(Wmt14EnDe, XSum, NqOpen, TriviaQa, SquadV2, Mbpp, HumanEval, SpecBench, SpeedBench),
+]
 COLUMNS = {
     "wmt14_de_en": {"translation"},
     "cnn_dailymail": {"article", "highlights", "id"},
     "gsm8k": {"question", "answer"},
     "web_questions": {"url", "question", "answers"},
+    "wmt14_en_de": {"translation"},
+    "xsum": {"document", "summary", "id"},
+    "nq_open": {"question", "answer"},
+    "trivia_qa": {"question", "question_id", "question_source", "entity_pages", "search_results", "answer"},
+    "squad_v2": {"id", "title", "context", "question", "answers"},
+    "mbpp": {"task_id", "text", "code", "test_list", "test_setup_code", "challenge_test_list"},
+    "humaneval": {"task_id", "prompt", "canonical_solution", "test", "entry_point"},
+    "spec_bench": {"question_id", "category", "turns", "reference"},
+    "speed_bench": {
+        *("question_id", "category", "sub_category", "turns", "source", "src_id", "difficulty", "multiturn"),
+    },
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -60,42 +83,51 @@ def qa_folder(tmp_path: Path, count: int = 5) -> str:
     return str(tmp_path)
 
 
+def files_of(task: type[Task]) -> str:
+    """How the names of its built-in files begin."""
+    return task(source="builtin").dataset.builtin
+
+
 # The built-in rows
 
 
 @every_task
 def test_builtin_rows_are_enough_and_have_the_columns(task: type[Task]) -> None:
     test, calibration = (
-        [json.loads(line) for line in (source.BUILTIN / f"{task.name}{end}.jsonl").read_text("utf-8").splitlines()]
+        [json.loads(line) for line in (source.BUILTIN / f"{files_of(task)}{end}.jsonl").read_text("utf-8").splitlines()]
         for end in ("", "_calibration")
     )
-    assert len(test) >= 24 and len(calibration) >= 8
-    assert all(set(row) == COLUMNS[task.name] for row in test + calibration)
+    enough = (24, 8) if task in QUICK_FOUR else (10, 4)
+    assert len(test) >= enough[0] and len(calibration) >= max(enough[1], task.shots)
+    optional = {"reference"} if task is SpecBench else set()
+    assert all(COLUMNS[task.name] - optional <= set(row) <= COLUMNS[task.name] for row in test + calibration)
     if task is CnnDailyMail:
         assert all(150 <= len(row["article"].split()) <= 600 for row in test + calibration)
 
 
 @every_task
 def test_builtin_rows_load_whole_and_calibration_shares_none(task: type[Task]) -> None:
-    built = task(source="builtin")
+    built = task(source="builtin", shots=0)
     test, test_source = built.load(1000, 0)
     calibration, calibration_source = built.calibration(1000, 0)
     inputs = [" ".join(example.input.lower().split()) for example in test + calibration]
     assert len(set(inputs)) == len(inputs)
     assert len({example.id for example in test + calibration}) == len(inputs)
     assert {test_source.kind, calibration_source.kind} == {"builtin"}
-    assert (test_source.rows, test_source.split, test_source.revision, test_source.commit) == (
-        len(test), "test", None, None,
-    )  # fmt: skip
+    assert (test_source.split, test_source.revision, test_source.commit) == ("test", None, None)
+    assert test_source.rows == len([one for one in test if "after" not in one.meta])
     assert calibration_source.split == "calibration" and calibration_source.sha256 != test_source.sha256
-    assert test[0].id == f"builtin-{task.name}-0" and test_source.location == f"tasks/builtin/{task.name}.jsonl"
+    name = files_of(task)
+    assert test[0].id.startswith(f"builtin-{name}-") and test[0].id.endswith("-0")
+    assert test_source.location == f"tasks/builtin/{name}.jsonl"
 
 
 @every_task
 def test_reference_as_prediction_scores_100(task: type[Task]) -> None:
-    built = task(source="builtin")
-    examples, _ = built.load(1000, 0)
-    for name in built.metrics:
+    """Programs are scored by running them: see test_sets.py."""
+    built = task(source="builtin", shots=0)
+    examples = [row for row in built.load(1000, 0)[0] if row.references]
+    for name in set(built.metrics) - {"pass@1"}:
         values = [METRICS[name].sample(built.prediction(row.references[0]), row.references) for row in examples]
         assert values == pytest.approx([100.0] * len(examples))
 
@@ -108,22 +140,22 @@ def test_the_first_rows_whatever_the_seed_and_the_digest_follows_them(task: type
     built = task(source="builtin")
     five, five_source = built.load(5, 0)
     eight, eight_source = built.load(8, 99)
-    assert eight[:5] == five and built.load(5, 7) == (five, five_source)
+    assert eight[: len(five)] == five and built.load(5, 7) == (five, five_source)
     assert five_source.sha256 != eight_source.sha256 and len(five_source.sha256) == 64
 
 
 def test_digest_does_not_depend_on_where_rows_lie(tmp_path: Path) -> None:
     folder = qa_folder(tmp_path)
-    _, first = WebQuestions(data_dir=folder).load(5, 0)
+    _, first = WebQuestions(data_dir=folder, shots=0).load(5, 0)
     other = tmp_path / "other"
     other.mkdir()
     write(other / "web_questions_test.jsonl", [dict(reversed(row.items())) | {"extra": 1} for row in qa_rows(5)])
-    _, second = WebQuestions(data_dir=str(other)).load(5, 0)
+    _, second = WebQuestions(data_dir=str(other), shots=0).load(5, 0)
     assert first.sha256 == second.sha256 and first.location != second.location
 
 
 def test_more_than_there_is_takes_all_and_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = WebQuestions(data_dir=qa_folder(tmp_path))
+    task = WebQuestions(data_dir=qa_folder(tmp_path), shots=0)
     for _ in range(2):
         examples, origin = task.load(9, 0)
     assert [example.id for example in examples] == [f"web_questions-{i}" for i in range(5)] and origin.rows == 5
@@ -160,7 +192,7 @@ def test_local_files_keep_every_character(tmp_path: Path) -> None:
 def test_gsm8k_reference_is_the_final_answer(tmp_path: Path) -> None:
     answers = ["2000 + 125 = <<2000+125=2125>>2,125\n#### 2,125", "no marks\n####  -3.5 "]
     write(tmp_path / "gsm8k_main_test.jsonl", [{"question": "q\u00a0?", "answer": answer} for answer in answers])
-    examples, _ = Gsm8k(data_dir=str(tmp_path)).load(2, 0)
+    examples, _ = Gsm8k(data_dir=str(tmp_path), shots=0).load(2, 0)
     assert [example.references for example in examples] == [("2,125",), ("-3.5",)]
     assert METRICS["accuracy"].sample("#### 2125.0", examples[0].references) == 100
 
@@ -173,7 +205,7 @@ def test_rows_without_an_answer_are_left_out_said_and_leave_ids_alone(
     rows[2]["answers"] = ["", "x", " "]
     rows[3]["question"] = " "
     write(tmp_path / "web_questions_test.jsonl", rows)
-    examples, origin = WebQuestions(data_dir=str(tmp_path)).load(4, 0)
+    examples, origin = WebQuestions(data_dir=str(tmp_path), shots=0).load(4, 0)
     assert [(example.id, example.references) for example in examples] == [
         ("web_questions-0", ("person 0",)),
         ("web_questions-2", ("x",)),
@@ -183,7 +215,7 @@ def test_rows_without_an_answer_are_left_out_said_and_leave_ids_alone(
 
 def test_calibration_from_a_local_train_file_else_builtin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = qa_folder(tmp_path)
-    task = WebQuestions(source="local", data_dir=folder)
+    task = WebQuestions(source="local", data_dir=folder, shots=0)
     examples, origin = task.calibration(3, 0)
     assert origin.kind == "builtin" and examples[0].id == "builtin-web_questions-calibration-0"
     assert "no web_questions_train.jsonl" in capsys.readouterr().err
@@ -209,7 +241,7 @@ def test_bad_file_names_file_line_and_column_in_one_line(tmp_path: Path, content
     path = tmp_path / "web_questions_test.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        WebQuestions(data_dir=str(tmp_path)).load(4, 0)
+        WebQuestions(data_dir=str(tmp_path), shots=0).load(4, 0)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -219,7 +251,7 @@ def test_nested_column_and_missing_final_answer_are_named(tmp_path: Path) -> Non
         Wmt14DeEn(data_dir=str(tmp_path)).load(1, 0)
     write(tmp_path / "gsm8k_main_test.jsonl", [{"question": "a", "answer": "12"}])
     with pytest.raises(UserError, match=r"line 1: column 'answer' does not end in ####"):
-        Gsm8k(data_dir=str(tmp_path)).load(1, 0)
+        Gsm8k(data_dir=str(tmp_path), shots=0).load(1, 0)
 
 
 def test_data_dir_must_exist_and_local_must_have_the_file(tmp_path: Path) -> None:
@@ -237,7 +269,7 @@ def test_data_dir_must_exist_and_local_must_have_the_file(tmp_path: Path) -> Non
 
 
 def test_closed_hub_falls_through_to_builtin_rows_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for task in TASKS:
+    for task in QUICK_FOUR:
         _, origin = task().load(2, 0)
         assert origin.kind == "builtin"
     lines = capsys.readouterr().err.splitlines()
@@ -252,7 +284,7 @@ def test_the_hub_is_probed_once_a_process(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("refused")
 
     monkeypatch.setattr("socket.create_connection", refuse)
-    for task in TASKS:
+    for task in QUICK_FOUR:
         task().load(1, 0)
         task().calibration(1, 0)
     assert calls == [("127.0.0.1", 9)]
@@ -276,7 +308,7 @@ def test_source_hub_insists() -> None:
     with pytest.raises(
         UserError, match=r"web_questions: stanfordnlp/web_questions cannot be had .*127\.0\.0\.1:9"
     ) as caught:
-        WebQuestions(source="hub").load(1, 0)
+        WebQuestions(source="hub", shots=0).load(1, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -289,7 +321,7 @@ def test_rows_of_the_hub_are_recorded_with_the_commit_it_gave(monkeypatch: pytes
 
     monkeypatch.setattr(hub, "problem", lambda: None)
     monkeypatch.setattr(hub, "_stream", stream)
-    task = WebQuestions(revision="v1")
+    task = WebQuestions(revision="v1", shots=0)
     examples, origin = task.load(3, 0)
     calibration, _ = task.calibration(2, 0)
     assert asked == [
@@ -304,7 +336,7 @@ def test_rows_of_the_hub_are_recorded_with_the_commit_it_gave(monkeypatch: pytes
 def test_a_bad_row_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "fetch", lambda *_: hub.HubRows([*qa_rows(1), {"question": "a"}], None, None))
     with pytest.raises(UserError, match=r"web_questions default, test row 1: no column 'answers'"):
-        WebQuestions().load(2, 0)
+        WebQuestions(shots=0).load(2, 0)
 
 
 def test_files_of_the_hub_cache_are_read_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,15 +350,15 @@ def test_files_of_the_hub_cache_are_read_offline(tmp_path: Path, capsys: pytest.
     (root / "refs" / "main").write_text(COMMIT)
     for part, rows in enumerate((qa_rows(4)[:3], qa_rows(4)[3:])):
         write_table(pyarrow.Table.from_pylist(rows), files / f"test-0000{part}-of-00002.parquet")
-    examples, origin = WebQuestions(source="hub").load(4, 0)
+    examples, origin = WebQuestions(source="hub", shots=0).load(4, 0)
     assert [example.input for example in examples] == [row["question"] for row in qa_rows(4)]
     assert (origin.kind, origin.commit, origin.revision) == ("hub", COMMIT, "main")
     assert origin.location.endswith("(local cache)") and "local cache" in capsys.readouterr().err
     with pytest.raises(UserError, match="not in its local cache"):
-        WebQuestions(source="hub", revision="another").load(1, 0)
+        WebQuestions(source="hub", shots=0, revision="another").load(1, 0)
     (files / "test-00000-of-00002.parquet").write_bytes(b"damaged")
     with pytest.raises(UserError, match="local cache of stanfordnlp/web_questions is damaged"):
-        WebQuestions(source="hub").load(1, 0)
+        WebQuestions(source="hub", shots=0).load(1, 0)
 
 
 def test_what_load_dataset_left_is_read_offline(tmp_path: Path) -> None:
@@ -342,11 +374,11 @@ def test_what_load_dataset_left_is_read_offline(tmp_path: Path) -> None:
     splits = SplitDict({"test": split}, dataset_name="web_questions")
     info = DatasetInfo(features=rows.features, splits=splits, config_name="default", dataset_name="web_questions")
     info.write_to_directory(str(folder))
-    examples, origin = WebQuestions(source="hub").load(2, 0)
+    examples, origin = WebQuestions(source="hub", shots=0).load(2, 0)
     assert [example.input for example in examples] == ["who is 0?", "who is 1?"]
     assert (origin.kind, origin.commit) == ("hub", COMMIT)
     with pytest.raises(UserError, match="not in its local cache"):  # a split that is not there
-        WebQuestions(source="hub").calibration(1, 0)
+        WebQuestions(source="hub", shots=0).calibration(1, 0)
 
 
 # Settings
@@ -372,18 +404,43 @@ def test_predictions() -> None:
     assert WebQuestions().prediction("\n Paris \nIt is big.") == "Paris"
 
 
-def test_yaml_shows_the_settings_of_the_class_and_any_selection_composes() -> None:
+def selected(*overrides: str) -> Any:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        four = compose(overrides=["+task=quick_four", "+source=builtin", "+data_dir=null"])
-        two = compose(overrides=["+task=[web_questions,wmt14_de_en]", "+source=builtin", "+data_dir=null"])
+        return compose(overrides=["+source=builtin", "+data_dir=null", *overrides])
+
+
+def test_yaml_shows_the_settings_of_the_class_and_any_selection_composes() -> None:
+    every = selected("+task=all").tasks
+    two = selected("+task=[web_questions,wmt14_de_en]")
     assert set(two) == {"tasks", "source", "data_dir"} and list(two.tasks) == ["web_questions", "wmt14_de_en"]
-    assert list(four.tasks) == [task.name for task in TASKS]
+    assert set(every) == {task.name for task in TASKS}, "a set is in a group, and every group in all"
     for task in TASKS:
-        built, plain = instantiate(four.tasks[task.name]), task(source="builtin")
+        built, plain = instantiate(every[task.name]), task(source="builtin")
         assert type(built) is task and vars(built) == vars(plain)
-        settings = OmegaConf.to_container(four.tasks[task.name])
-        assert isinstance(settings, dict) and set(settings) == {*vars(plain), "_target_"}
-        assert set(built.metrics) <= set(METRICS)
+        settings = OmegaConf.to_container(every[task.name])
+        assert isinstance(settings, dict) and set(settings) == {*vars(plain), "_target_"} - {"dataset"}
+        assert set(built.metrics) <= {*METRICS, "pass@1"}
+
+
+def test_groups_have_the_sets_that_name_them() -> None:
+    for group in ("translation", "summarization", "reasoning", "qa", "coding"):
+        assert list(selected(f"+task={group}").tasks) == [
+            name for name in selected("+task=all").tasks if next(t for t in TASKS if t.name == name).group == group
+        ]
+    four = [name for group in ("translation", "summarization", "reasoning", "qa") for name in members(group)]
+    assert list(selected("+task=paper_four").tasks) == four
+
+
+def members(group: str) -> list[str]:
+    return [str(name) for name in selected(f"+task={group}").tasks]
+
+
+def test_quick_four_has_no_shots_and_the_sets_have_the_papers() -> None:
+    quick = selected("+task=quick_four").tasks
+    assert list(quick) == [task.name for task in QUICK_FOUR] and {one.shots for one in quick.values()} == {0}
+    assert selected("+task=quick_four", "tasks.gsm8k.shots=3").tasks.gsm8k.shots == 3
+    shots = {name: node.shots for name, node in selected("+task=all").tasks.items() if node.shots}
+    assert shots == {"gsm8k": 8, "mbpp": 3, "web_questions": 1, "nq_open": 1}
 
 
 def test_every_yaml_opens_with_its_package_then_says_what_it_is() -> None:
@@ -396,7 +453,7 @@ def test_every_yaml_opens_with_its_package_then_says_what_it_is() -> None:
 
 def test_tasks_import_neither_torch_nor_datasets() -> None:
     code = (
-        "import sys, tasks.web_questions, tasks.gsm8k, tasks.cnn_dailymail, tasks.wmt14, harness.scoring\n"
+        "import sys, tasks.web_questions, tasks.gsm8k, tasks.mbpp, tasks.spec_bench, tasks.jsonl, harness.scoring\n"
         "print([name for name in ('torch', 'transformers', 'datasets', 'sacrebleu') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

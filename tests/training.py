@@ -54,7 +54,7 @@ def train(results: Path, checkpoint: Path, log: Logger | None = None, **changed:
     data, schedule = changed.pop("data", {}), changed.pop("schedule", {})
     arguments: dict[str, Any] = {
         **{"model": lambda slim_mask, notify: load_model(str(checkpoint), dtype="float32", device="cpu")},
-        **{"tasks": {"qa": CalibrationOnly(source="builtin")}, "log": log or NullLogger()},
+        **{"tasks": {"qa": CalibrationOnly(source="builtin", shots=0)}, "log": log or NullLogger()},
         **{"results_dir": str(results), "seed": 0, "kind": "small_lm", "objective": "kd", "layers": [0, -1]},
         **{"turns": 2, "head_tokens": 20, "data": Recipe(**RECIPE | data), "schedule": Schedule(**SCHEDULE | schedule)},
         **{"gamma": 3, "decode_prompts": 3, "decode_tokens": 10},

@@ -16,11 +16,11 @@ from harness.audit.tables import files, summary_frame
 from harness.compare import BASELINE
 from harness.config import FILE_NAME, called, check_call
 from harness.errors import UserError
-from harness.jobs.bench import Prompt, make_prompt
 from harness.jobs.report import WIDTH
 from harness.metrics import complete_prompts
 from harness.model.load import Model
 from harness.model.tiers import Tiers
+from harness.prompts import Prompt, gone_on, make_prompts
 from harness.records import SampleRecord
 from harness.report.figures import save
 from harness.report.tables import RunReport, console_table, identity
@@ -114,10 +114,16 @@ def prompts_of(
         UserError: one that is missing or another than it was.
     """
     found: dict[tuple[str, str], Prompt] = {}
+    said = {(one.task, one.example_id): one.text for one in data.samples if one.arm == BASELINE}
+    answers: dict[tuple[str, str], tuple[Prompt, str]] = {}
     for name in dict.fromkeys(one.task for one in samples):
         task = made(settings, f"tasks.{name}", folder)
         examples, _ = task.load(int(settings["limit"]), data.run.seed)
-        found |= {(name, example.id): make_prompt(model, name, task, example) for example in examples}
+        for waiting in make_prompts(model, name, task, examples):
+            key = (name, waiting.example.id)
+            found[key] = prompt = gone_on(model, waiting, answers, int(settings["max_new_tokens"]))
+            if key in said:
+                answers[key] = (prompt, said[key])
     for one in samples:
         prompt = found.get((one.task, one.example_id))
         if prompt is None or prompt.sha != one.prompt_sha:

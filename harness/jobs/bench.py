@@ -1,13 +1,12 @@
 """Decode every prompt of every task with every arm, interleaved; time, score, store, tabulate. Read top to bottom."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,12 +24,12 @@ from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
+from harness.prompts import Prompt, Task, gone_on, make_prompts
 from harness.records import (
     SCHEMA,
     ArmRecord,
     DataSource,
     Divergence,
-    Example,
     FidelityRecord,
     Generation,
     RunRecord,
@@ -45,39 +44,6 @@ from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
 
 ENOUGH_BLOCKS = 50
 """Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
-
-
-class Task(Protocol):
-    """What the bench asks of a task (``tasks/``)."""
-
-    @property
-    def metrics(self) -> tuple[str, ...]: ...
-    @property
-    def template(self) -> str: ...
-    @property
-    def stop(self) -> tuple[str, ...]: ...
-    @property
-    def max_input_tokens(self) -> int: ...
-
-    def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
-    def calibration(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
-    def prediction(self, text: str) -> str: ...
-    def program(self, example: Example, text: str) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """An example as token ids. ``name`` is the task's in this run; ``input_cut`` counts input tokens removed to fit."""
-
-    name: str
-    task: Task
-    example: Example
-    ids: tuple[int, ...]
-    input_cut: int
-
-    @property
-    def sha(self) -> str:
-        return hashlib.sha256(json.dumps(self.ids).encode()).hexdigest()
 
 
 def bench(
@@ -107,7 +73,7 @@ def bench(
     loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
     verifier = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
     prompts = [
-        make_prompt(verifier, name, tasks[name], example) for name, (found, _) in loaded.items() for example in found
+        prompt for name, (found, _) in loaded.items() for prompt in make_prompts(verifier, name, tasks[name], found)
     ]
     decoders = build_arms(settings, verifier, methods, prompts)
     run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
@@ -166,27 +132,14 @@ def warn_of_drafters(run: RunRecord, samples: Sequence[SampleRecord], screen: Co
             )
 
 
-def make_prompt(model: Model, name: str, task: Task, example: Example) -> Prompt:
-    """The chat prompt of an example, its input cut from the end to at most ``task.max_input_tokens``."""
-    text = example.input
-    whole = kept = model.tokenizer.encode(text)
-    end = task.max_input_tokens
-    while len(kept) > task.max_input_tokens:
-        text = model.tokenizer.decode(whole[:end]).rstrip("\ufffd")  # half a character is no text
-        kept = model.tokenizer.encode(text)
-        end -= 1
-    ids = model.tokenizer.chat(task.template.replace("{input}", text))
-    return Prompt(name, task, example, tuple(ids), len(whole) - len(kept))
-
-
-def positions_needed(model: Model, prompts: Sequence[Prompt], room: int, knob: str) -> int:
-    """Positions of the longest prompt and ``room`` more.
+def positions_needed(model: Model, prompts: Sequence[Prompt], room: int, knob: str, answer: int = 0) -> int:
+    """Positions of the longest prompt and ``room`` more, with ``answer`` for each answer that a prompt waits for.
 
     Raises:
         UserError: more than the model has; ``knob`` is the setting to lower.
     """
-    longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    needed, most = len(longest.ids) + room, model.transformer.spec.max_positions
+    longest = max(prompts, key=lambda prompt: len(prompt.ids) + prompt.waits * answer)
+    needed, most = len(longest.ids) + longest.waits * answer + room, model.transformer.spec.max_positions
     if needed > most:
         raise UserError(
             f"{longest.name}, example {longest.example.id}: prompt and output need {needed} positions, the "
@@ -205,7 +158,8 @@ def build_arms(
     """
     sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
     largest = 1 + max([settings.gamma, *(method.keywords.get("gamma", 0) for method in methods.values())])
-    capacity = positions_needed(model, prompts, settings.max_new_tokens + largest, "max_new_tokens or gamma")
+    room = settings.max_new_tokens + largest
+    capacity = positions_needed(model, prompts, room, "max_new_tokens or gamma", settings.max_new_tokens)
     block = largest if settings.numerics == "fixed_shape" else None
     cache = model.transformer.new_cache(capacity + (block or GRAPH_STEP))  # the last block's padding has to fit too
     arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}
@@ -266,13 +220,14 @@ def measure(
     settings: RunSettings,
     model: Model,
     decoders: Mapping[str, Decoder],
-    prompts: Sequence[Prompt],
+    prompts: list[Prompt],
     run_id: str,
     screen: Console,
 ) -> Iterator[SampleRecord | Divergence]:
     """Warm up, then decode prompt by prompt with all arms, whose order turns and after each full turn is reversed.
 
-    When all have decoded a prompt, what of the lossless arms differs from greedy is judged.
+    When all have decoded a prompt, what of the lossless arms differs from greedy is judged. A further turn of a
+    conversation is put into ``prompts`` as it is decoded, with the baseline's answer to the turn before.
     """
     devices = model.transformer.devices
     clock = synced_clock(model.transformer.device)  # the last one: it has the logits, so the others are done by then
@@ -283,7 +238,9 @@ def measure(
         bar = progress.add_task("warming up", total=len(prompts) * len(names))
         for decoder in decoders.values():
             warm(decoder, largest, settings.max_new_tokens)
-        for index, prompt in enumerate(prompts):
+        answers: dict[tuple[str, str], tuple[Prompt, str]] = {}
+        for index in range(len(prompts)):
+            prompts[index] = prompt = gone_on(model, prompts[index], answers, settings.max_new_tokens)
             for name, decoder in decoders.items():  # the first prefill of a length is slower; nobody is timed on it
                 if name == BASELINE or len(decoder.method.tiers.prefilled) > 1:
                     decoder.prefill(prompt.ids)
@@ -292,14 +249,12 @@ def measure(
             decoded: dict[str, SampleRecord] = {}
             for name in reversed(order) if turn % 2 else order:
                 progress.update(bar, description=f"{prompt.name}, {name}")
-                stop = StopRule(
-                    settings.max_new_tokens, model.tokenizer.eos_ids, prompt.task.stop, model.tokenizer.decode
-                )
+                stop = StopRule(settings.max_new_tokens, model.tokenizer.eos_ids, prompt.stop, model.tokenizer.decode)
                 reset_peak(*devices)
                 generation, prefill_s, decode_s = timed(
                     decoders[name], prompt.ids, stop, seed_of(settings.seed, prompt), clock
                 )
-                text = visible_text(model, prompt.task, generation)
+                text = visible_text(model, prompt.stop, generation)
                 prediction, scores = scored(prompt, text)
                 decoded[name] = SampleRecord(
                     run_id=run_id,
@@ -320,6 +275,7 @@ def measure(
                 )
                 yield decoded[name]
                 progress.advance(bar)
+            answers[prompt.name, prompt.example.id] = (prompt, decoded[BASELINE].text)
             if settings.temperature == 0:
                 exact = [decoded[name] for name in names if name != BASELINE and decoders[name].method.lossless]
                 noise = 0.0 if settings.numerics == "fixed_shape" else None
@@ -379,8 +335,8 @@ def seed_of(seed: int, prompt: Prompt) -> int:
     return int.from_bytes(digest[:7])
 
 
-def visible_text(model: Model, task: Task, generation: Generation) -> str:
+def visible_text(model: Model, stop: Sequence[str], generation: Generation) -> str:
     """The output as text, up to the first stop string."""
     text = model.tokenizer.decode(generation.token_ids)
-    ends = [place for stop in task.stop if (place := text.find(stop)) >= 0]
+    ends = [place for end in stop if (place := text.find(end)) >= 0]
     return text[: min(ends)] if ends else text

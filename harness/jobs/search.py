@@ -14,8 +14,9 @@ from harness.config import FILE_NAME
 from harness.dimr import Evaluation, calibration_text, inner_layers, random_search
 from harness.environment import git_state
 from harness.errors import UserError
-from harness.jobs.bench import Task, make_prompt, positions_needed
+from harness.jobs.bench import positions_needed
 from harness.model.load import Model
+from harness.prompts import Task, make_prompt
 from harness.records import DataSource
 from harness.store import check_writable, write_atomic
 

@@ -19,12 +19,13 @@ from harness.decode.speculative import Speculative
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.small_lm import SmallLM, load_small
 from harness.errors import UserError
-from harness.jobs.bench import Prompt, Task, build_arms, describe, make_prompt, seed_of, warm, warn_of_load
+from harness.jobs.bench import build_arms, describe, seed_of, warm, warn_of_load
 from harness.jobs.report import WIDTH
 from harness.model.load import Model
 from harness.model.slim import evenly_spaced
 from harness.model.tiers import GRAPH_STEP, Tier, Tiers
 from harness.model.truncated import first_layers_folder, is_llama
+from harness.prompts import AFTER, Prompt, Task, make_prompt
 from harness.records import Example
 from harness.speed.bandwidth import MIB, available_bytes, last_cache_bytes, matrix_bytes, time_products
 from harness.speed.decoding import Arm, Item, OurArm, StockArm, decode_in_turn
@@ -160,8 +161,14 @@ def prompts_of(
     count: int,
     lookup_task: str,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """``count`` prompts of all tasks in turn, and those of prompt look-up: of its task, else the same."""
-    made = {name: [make_prompt(model, name, tasks[name], one) for one in found] for name, found in examples.items()}
+    """``count`` prompts of all tasks in turn, and those of prompt look-up: of its task, else the same.
+
+    A further turn of a conversation is left out: it would go on from an answer, and nothing is decoded yet.
+    """
+    made = {
+        name: [make_prompt(model, name, tasks[name], one) for one in found if AFTER not in one.meta]
+        for name, found in examples.items()
+    }
     mix = [prompt for prompt in chain(*zip_longest(*made.values())) if prompt is not None]
     return mix[:count], made.get(lookup_task, mix[:count])
 

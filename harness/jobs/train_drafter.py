@@ -23,10 +23,10 @@ from harness.config import FILE_NAME
 from harness.drafters.weights import CARD, HEAD_TOKENS, WEIGHTS, load_drafter, read_tensors, save_drafter
 from harness.environment import environment, git_state
 from harness.errors import UserError, unknown
-from harness.jobs.bench import Task, make_prompt
 from harness.log import Logger
 from harness.model.load import Model
 from harness.model.made import sha256
+from harness.prompts import Task, make_prompt
 from harness.records import SCHEMA, DataSource, RunRecord
 from harness.store import check_writable, new_run_id, write_atomic
 from harness.training.data import TextData, prepare

@@ -17,12 +17,14 @@ class Tokenizer(Protocol):
 
     ``eos_ids``  ids that end a generation; may be empty.
     ``vocab_size``  one more than the largest token id. A checkpoint's logits may be wider (padding), never narrower.
+    ``has_chat``  whether there is a chat template; without one ``chat`` is ``encode``.
     ``digest``  sha256 over the sorted (token, id) pairs: two tokenizers number the same tokens alike iff it is equal.
     """
 
     eos_ids: frozenset[int]
     vocab_size: int
     digest: str
+    has_chat: bool
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt: behind a BOS token if this tokenizer puts one there, with nothing else added."""
@@ -32,8 +34,11 @@ class Tokenizer(Protocol):
         """Text of ``ids``, special tokens skipped."""
         ...
 
-    def chat(self, user: str) -> list[int]:
-        """Prompt ids of one user message, up to where the answer starts; ``encode`` if there is no chat template."""
+    def chat(self, user: str, earlier: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Prompt ids of a user's message, up to where the answer starts; ``encode`` if there is no chat template.
+
+        ``earlier`` has the messages before it, the user's and the answer to it, which a template alone can mark.
+        """
         ...
 
 
@@ -66,6 +71,7 @@ class HFTokenizer:
         self.vocab_size = 1 + max(vocab.values())  # ids may have gaps
         self.digest = vocab_digest(vocab)
         self._prefix = self._bos_prefix()
+        self.has_chat = bool(self._tok.chat_template)
 
     def _bos_prefix(self) -> list[int]:
         """[BOS] if the tokenizer puts it before a text by itself, else []. An EOS it might append is left out."""
@@ -79,10 +85,15 @@ class HFTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tok.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def chat(self, user: str) -> list[int]:
-        if not self._tok.chat_template:
+    def chat(self, user: str, earlier: Sequence[tuple[str, str]] = ()) -> list[int]:
+        if not self.has_chat:
             return self.encode(user)
-        messages = [{"role": "user", "content": user}]
+        messages = [
+            {"role": role, "content": text}
+            for pair in earlier
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+        messages.append({"role": "user", "content": user})
         return list(self._tok.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
 
@@ -100,6 +111,7 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.eos_ids = frozenset({self.EOS})
         self.vocab_size = self.EOS + 1
+        self.has_chat = False
         self.digest = vocab_digest({f"<0x{byte:02X}>": byte for byte in range(256)} | {"<eos>": self.EOS})
 
     def encode(self, text: str) -> list[int]:
@@ -108,5 +120,5 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < self.EOS).decode(errors="replace")
 
-    def chat(self, user: str) -> list[int]:
+    def chat(self, user: str, earlier: Sequence[tuple[str, str]] = ()) -> list[int]:
         return self.encode(user)

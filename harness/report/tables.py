@@ -262,7 +262,8 @@ def definition(metric: str) -> str:
     if metric in RATIOS:
         return RATIOS[metric].definition
     definitions = {known.name: known.definition for known in PAIR_METRICS}
-    definitions |= {known.name: known.definition for known in (*DIVERGENCE_METRICS, *FIDELITY_METRICS)}
+    definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
+    definitions |= {known.name: known.definition for known in FIDELITY_METRICS}
     return definitions[metric]
 
 
@@ -295,9 +296,10 @@ def identity(report: RunReport) -> list[str]:
     for task, source in run.data.items():
         version = source.commit or source.revision or DASH
         prompts = run.prompts_sha.get(task, DASH)
+        shots = source.shots and f"{source.shots.rows} shots from {source.shots.kind}, {source.shots.location}, "
         found.append(
             f"data of {task}: {source.kind}, {source.location}, {source.split}, version {version}, {source.rows} rows, "
-            f"sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
+            f"{shots or ''}sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
         )
     return [*found, report.note] if report.note else found
 
