@@ -12,12 +12,12 @@ from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.block_verification import BlockVerification
 from harness.decode.cascade import Cascade, Chow, TokenV3
-from harness.decode.length import Confidence
+from harness.decode.length import Confidence, Fixed, Length
 from harness.decode.lossy import Lossy
 from harness.decode.rule import Lossless
 from harness.decode.speculative import Speculative
 from harness.decode.typical import Typical
-from harness.drafters.base import Draft
+from harness.drafters.base import Draft, Drafter
 from harness.drafters.self_skip import SelfSkip
 from harness.kernels.residual import residual_weights
 from harness.sampling import Law, Sampling
@@ -176,13 +176,13 @@ def test_block_verification_keeps_the_joint_law_of_three_drafts_and_of_blocks_cu
     small, large = table(0, 1.2)[:3, :3], table(100, 1.2)[:3, :3]
     laws = [[at.q for at in positions(Sampling(1.0), small, large)]] * 4
     want = chained(laws)
-    for length in (None, partial(Confidence, threshold=0.4)):
-        cut = {} if length is None else {"length": length}
-        method = two_tiers(BlockVerification, Sampling(1.0), small, large, gamma=3, **cut)
+    lengths: list[Callable[[Drafter], Length]] = [Fixed, partial(Confidence, threshold=0.4)]
+    for length in lengths:
+        method = two_tiers(BlockVerification, Sampling(1.0), small, large, gamma=3, length=length)
         blocks = block_law(method, lambda block: block.tokens)
         assert total_variation(completed(blocks, laws), want) < 1e-12
         drafts = block_law(method, lambda block: block.drafted)
-        assert drafts == {3: pytest.approx(1.0)} if length is None else len(drafts) > 1
+        assert drafts == {3: pytest.approx(1.0)} if length is Fixed else len(drafts) > 1
 
 
 def test_block_verification_on_a_real_model_has_the_full_verifiers_joint_law() -> None:
