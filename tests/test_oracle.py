@@ -127,7 +127,7 @@ def test_looking_changes_nothing_for_the_tiers(monkeypatch: pytest.MonkeyPatch) 
     looking, plain = method_of(model, Heedless()), method_of(model, Strictness())
     got, want = decoded(looking), decoded(plain)
     assert got.blocks == want.blocks and got.token_ids == want.token_ids
-    assert set(resident) == {looking.slim.cache}, "the slim tail is back in the storage before anybody needs it"
+    assert set(resident) == {looking.slims[0].cache}, "the slim tail is back in the storage before anybody needs it"
     assert looking.tiers.full.forwards == plain.tiers.full.forwards
     assert torch.equal(looking.tiers.cache.keys, plain.tiers.cache.keys)
 

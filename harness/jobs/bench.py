@@ -23,7 +23,7 @@ from harness.errors import UserError
 from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
-from harness.model.tiers import GRAPH_STEP, Tiers
+from harness.model.tiers import GRAPH_STEP, TierGroup, Tiers
 from harness.records import SCHEMA, ArmRecord, DataSource, Divergence, Example, Generation, RunRecord, SampleRecord
 from harness.report.tables import build
 from harness.sampling import RandomChooser, Sampling
@@ -309,13 +309,14 @@ def measure(
 
 
 def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:
-    """Every shape this arm may run; a full verifier behind a slim one may have to catch up with all new tokens."""
+    """Every shape this arm may run; a verifier behind a slim one may have to catch up with all new tokens."""
     method = decoder.method
     _, slim = method.tier_roles()
+    lagging = slim.tiers[1:] if isinstance(slim, TierGroup) else ()
     drafter = getattr(method, "drafter", None)
     chooser = RandomChooser(0, method.tiers.model.device)
     draft = drafter and (lambda tokens, count: drafter.draft(tokens, count, chooser))
-    warm_up(method.tiers, largest, new_tokens if slim else 0, draft)
+    warm_up(method.tiers, largest, new_tokens if slim else 0, draft, lagging)
 
 
 def timed(

@@ -1,6 +1,7 @@
 """Tiers: whose forward runs, over which layers, with which cache. Only this module knows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -184,6 +185,21 @@ class Tier:
     def rollback(self, length: int) -> None:
         """Cut to at most ``length`` positions."""
         self.cache.rollback(length)
+
+
+@dataclass(frozen=True, slots=True)
+class TierGroup:
+    """Tiers that records count as one."""
+
+    tiers: tuple[Tier, ...]
+
+    @property
+    def forwards(self) -> int:
+        return sum(tier.forwards for tier in self.tiers)
+
+    @property
+    def seconds(self) -> float:
+        return sum(tier.seconds for tier in self.tiers)
 
 
 def chunk_of(tokens: Int[Tensor, "S"], size: int) -> Int[Tensor, "B"]:
