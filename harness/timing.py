@@ -1,12 +1,13 @@
-"""Clocks that wait for the device, and warm-up. Wall seconds, monotonic."""
+"""Clocks that wait for the device or stand still, and warm-up. Wall seconds, monotonic."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 
 import torch
 
-from harness.model.tiers import Tiers
+from harness.model.tiers import Tier, Tiers
 
 Clock = Callable[[], float]
 
@@ -23,6 +24,27 @@ def synced_clock(device: torch.device) -> Clock:
     return read
 
 
+@contextmanager
+def outside_the_clock(tiers: Tiers) -> Iterator[None]:
+    """For measurements within decoding: what happens inside is nobody's time, as ``without_asides`` reads it.
+
+    Work queued before is waited for first. The provisional tail that lies in the cache's storage is brought back at
+    the end, so that no tier pays for the swap.
+    """
+    read = synced_clock(tiers.model.device)
+    resident = tiers.cache.resident
+    begun = read()
+    yield
+    if resident is not None:
+        resident.begin(0)
+    tiers.aside_s += read() - begun
+
+
+def without_asides(clock: Clock, tiers: Tiers) -> Clock:
+    """``clock``, standing still while ``tiers`` were used outside the clock."""
+    return lambda: clock() - tiers.aside_s
+
+
 LONGEST_CATCH_UP = 64
 """Tokens of backlog up to which a full pass is warmed: each size costs a pass of warming, and longer ones are rare."""
 
@@ -32,18 +54,19 @@ def warm_up(
     largest_block: int,
     backlog: int = 0,
     draft: Callable[[Sequence[int], int], object] | None = None,
+    lagging: Collection[Tier] = (),
 ) -> None:
     """Run every tier at every number of tokens it may get, so that no timed forward is a shape's first.
 
-    That is 1 to ``largest_block``; the full verifier also catches up with as many as ``backlog`` tokens that were
-    accepted without it. With graphs, ``draft``, called with a sequence and a count, makes every block that has a graph
-    of its own: of up to ``largest_block - 1`` tokens, behind 1 or 2 that the drafter has not processed yet. The
-    sequence is made of token 0; nothing of it is kept.
+    That is 1 to ``largest_block``; the full verifier, and those of ``lagging`` that sit blocks out as it does, also
+    catch up with as many as ``backlog`` tokens that were accepted without them. With graphs, ``draft``, called with a
+    sequence and a count, makes every block that has a graph of its own: of up to ``largest_block - 1`` tokens, behind 1
+    or 2 that the drafter has not processed yet. The sequence is made of token 0; nothing of it is kept.
     """
     longest = largest_block + min(backlog, LONGEST_CATCH_UP)
     zeros = (0,) * (longest + 1)
     for tier in tiers.every:
-        for size in range(1, (longest if tier is tiers.full else largest_block) + 1):
+        for size in range(1, (longest if tier is tiers.full or tier in lagging else largest_block) + 1):
             tiers.prefill(zeros[:2])
             tier.forward(zeros[: tier.length + size], rows=min(size, largest_block))
     if tiers.graphs and draft is not None:

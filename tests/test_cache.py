@@ -105,13 +105,13 @@ def test_slim_logits_do_not_depend_on_which_drafter_ran(seed: int, monkeypatch: 
 
         method = ViaSD(tiers_of(model), Sampling(), model, 4, drafter, Strictness())
         seen: list[torch.Tensor] = []
-        forward = method.slim.forward
+        forward = method.slims[0].forward
 
         def recording(*arguments):
             seen.append(forward(*arguments))
             return seen[-1]
 
-        monkeypatch.setattr(method.slim, "forward", recording)
+        monkeypatch.setattr(method.slims[0], "forward", recording)
         decoder = Decoder(method)
         decoder.prefill(script[:6])
         return seen, decoder.decode(StopRule(40), RandomChooser(0, CPU)).token_ids

@@ -52,7 +52,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "hub": frozenset(("errors",)),
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
-    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters")),
+    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
     "divergence": frozenset(("records", "model", "compare")),
     "rescore": frozenset(("records", "sampling", "model", "drafters", "decode")),

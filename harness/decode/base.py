@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from harness.model.tiers import Tier, Tiers
+from harness.model.tiers import Tier, TierGroup, Tiers
 from harness.model.transfer import to_host
 from harness.records import BlockTrace, Generation, Route, StopReason
 from harness.sampling import Chooser, Law, Sampling
@@ -46,7 +46,7 @@ class Method(Protocol):
     @property
     def gate_name(self) -> str | None: ...
 
-    def tier_roles(self) -> tuple[Tier | None, Tier | None]:
+    def tier_roles(self) -> tuple[Tier | None, Tier | TierGroup | None]:
         """The tiers that count as draft and as slim forwards, where there are any."""
         ...
 

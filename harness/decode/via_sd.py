@@ -1,6 +1,8 @@
-"""Three tiers: VIA-SD (arXiv 2606.12243, Alg. 1 and 2)."""
+"""Three tiers and more: VIA-SD (arXiv 2606.12243, Alg. 1 and 2)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -8,19 +10,33 @@ from torch import Tensor
 
 from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
-from harness.decode.gate import Gate, routes_of
+from harness.decode.gate import Decision, Foreseeing, Gate, Tabled, routes_of
 from harness.decode.length import Fixed, Length
+from harness.decode.rules import Rules, mixture
 from harness.decode.speculative import check_gamma
 from harness.drafters.base import Draft, Drafter
 from harness.errors import UserError
 from harness.kernels.gate import ACCEPT, ESCALATE, REGENERATE
 from harness.model.load import Model
-from harness.model.tiers import Tier, Tiers
+from harness.model.slim import LayerMask, read_mask
+from harness.model.tiers import Tier, TierGroup, Tiers
 from harness.model.transfer import to_host
-from harness.records import Route
-from harness.sampling import Chooser, Sampling
+from harness.sampling import Chooser, Dense, Law, Sampling
 
 GATE_PROBS = ("raw", "warped")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the slim verifiers that were asked so far make of a block.
+
+    ``codes`` and ``stop`` as in ``Decision``. ``words`` are at each position the logits of the last verifier that
+    routed it: what is regenerated there is drawn from these; with a bonus of the slim verifier there is a row more.
+    """
+
+    codes: Int[Tensor, "G"]
+    stop: Int[Tensor, ""]
+    words: Float[Tensor, "R V"]
 
 
 class ViaSD:
@@ -35,11 +51,20 @@ class ViaSD:
         p(v) 1_A(v) + p(v) 1_C(v) min(1, q(v)/p(v)) + p(B) q'(v) + R_C r(v),
         R_C = sum over u in C of max(0, p(u) - q(u)),   r = norm(max(0, q - p)),
 
-    which is not the full verifier's law unless everything is escalated.
+    which is not the full verifier's law unless everything is escalated. ``ending=full`` has q(v) for q'(v);
+    ``escalated=mixture`` has pi(v) of eq. 14 for q(v) in the terms of C, with the residual norm(max(0, pi - p)).
+
+    With several slim verifiers the drafts that one escalates are routed by the next, which runs only where the first
+    draft that is not accepted is escalated; what the last one escalates goes to the full verifier.
+
+    The host reads what a block decided once for each slim verifier that ran, and once more where the full one did.
 
     Args:
         gate_probs: ``raw``, the gate reads the slim softmax at temperature 1 whatever the sampling; ``warped``, it
             reads the distribution that is sampled from. Draws and acceptance always use the warped ones.
+        ending, escalate, escalated, bonus: see ``Rules``.
+        slim_masks: the slim verifiers, each a mask file or a list of kept layers, of decreasing skip ratio (2 to 5
+            tiers in Table 1); None is the model's own mask alone.
     """
 
     name = "via_sd"
@@ -51,30 +76,39 @@ class ViaSD:
         model: Model,
         gamma: int,
         drafter: Callable[[Tiers, Sampling, Model], Drafter],
-        gate: Gate,
+        gate: Gate | Foreseeing,
         gate_probs: str = "raw",
         length: Callable[[Drafter], Length] = Fixed,
+        ending: str = "slim",
+        escalate: str = "token",
+        escalated: str = "lossless",
+        bonus: str = "none",
+        slim_masks: Sequence[str | Sequence[int]] | None = None,
     ) -> None:
         check_gamma(gamma)
         if gate_probs not in GATE_PROBS:
             raise UserError(f"gate_probs={gate_probs!r}: want one of {', '.join(GATE_PROBS)}.")
-        if model.slim_mask is None:
+        masks = slim_verifiers(model, slim_masks)
+        self.rules = Rules(ending, escalate, escalated, bonus)
+        if escalated == "mixture" and (len(masks) > 1 or not isinstance(gate, Tabled)):
             raise UserError(
-                "via_sd needs a slim verifier and the model has no layer mask: set model.slim_mask to a file "
-                "written by job=search or to a list of kept layers."
+                "escalated=mixture is for one slim verifier and a gate that routes by the slim scores alone: eq. 14 "
+                f"needs the drafter's mass on every route; here are {len(masks)} and {gate.name}."
             )
         self.tiers = tiers
         self.sampling = sampling
         self.gamma = gamma
         self.gate = gate
+        self.gate_of = gate.over(tiers, sampling) if isinstance(gate, Foreseeing) else lambda text: gate
         self.gate_probs = gate_probs
-        self.slim = tiers.provisional("slim", model.slim_mask.layers)
+        names = ("slim", *(f"slim{number}" for number in range(2, len(masks) + 1)))
+        self.slims = tuple(tiers.provisional(name, mask.layers) for name, mask in zip(names, masks, strict=True))
         self.drafter = drafter(tiers, sampling, model)
         self.length = length(self.drafter)
 
     @property
     def lossless(self) -> bool:
-        return self.gate.reachable == {Route.ESCALATE}
+        return self.gate.lossless and self.rules.bonus != "slim"
 
     @property
     def drafter_name(self) -> str:
@@ -82,69 +116,138 @@ class ViaSD:
 
     @property
     def gate_name(self) -> str:
-        return self.gate.name
+        several = f", {len(self.slims)} slim verifiers" if len(self.slims) > 1 else ""
+        return self.gate.name + self.rules.label + several
 
-    def tier_roles(self) -> tuple[Tier | None, Tier | None]:
-        return self.drafter.tier, self.slim
+    def tier_roles(self) -> tuple[Tier | None, TierGroup]:
+        return self.drafter.tier, TierGroup(self.slims)
 
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
-        asked = min(self.length.ask(self.gamma), remaining)
+        bonus = self.rules.bonus != "none"
+        asked = min(self.length.ask(self.gamma), remaining - bonus)
         draft = self.length.draft(tokens, asked, chooser)
         drafted = len(draft)
         if not drafted:
             return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
-        # The last draft needs no successor, as there is no bonus, and is processed by neither verifier.
-        slim_logits = self.slim.forward(tokens, drafted, draft.tokens[:-1])
-        codes, stop = self.gate(self.read_by_gate(slim_logits), draft.tokens)
-        wanted = codes.take(stop.clamp(max=drafted - 1)) == REGENERATE
-        regenerated = self.regenerate(slim_logits, stop.where(wanted, drafted), chooser)
-        *read, kept, last = to_host(draft.tokens, codes, stop, regenerated)
-        drafts, known = read[:drafted], read[drafted:]
-        if kept < drafted and known[kept] == ESCALATE:
-            kept, last = self.escalate(tokens, draft, codes, known, slim_logits, chooser)
+        gate = self.gate_of(tokens)
+        verdict = None
+        for slim in self.slims:
+            logits = forward_over(slim, tokens, draft, self.rules.bonus == "slim")
+            routed = gate(self.read_by_gate(logits[:drafted]), draft.tokens)
+            verdict = self.heard(verdict, routed, logits)
+            *read, kept, last = to_host(draft.tokens, verdict.codes, verdict.stop, self.closing_word(verdict, chooser))
+            drafts, known = read[:drafted], read[drafted:]
+            end = known[kept] if kept < drafted else ACCEPT
+            if end != ESCALATE:
+                break
+        assert verdict is not None
+        if end == ESCALATE:
+            kept, last = self.judged_by_full(tokens, draft, verdict, known, chooser)
+        elif self.rules.closes[end] == "full":
+            # Nothing is judged, so the drafts behind the kept ones need not be processed.
+            words = self.tiers.full.forward(tokens, 1, draft.tokens[:kept])
+            (last,) = to_host(self.sampling.law(words).draw(torch.zeros_like(verdict.stop), chooser))
         self.length.note(drafted, kept)
         return Block(
-            tokens=(*drafts[:kept], *([last] if kept < drafted else [])),
+            tokens=(*drafts[:kept], *([last] if bonus or kept < drafted else [])),
             asked=asked,
             drafted=drafted,
             routes=routes_of(known[: kept + 1]),
             kept=kept,
+            bonus=bonus and kept == drafted,
         )
 
     def finish(self, text: Sequence[int]) -> None:
         self.length.finish(text)
 
-    def escalate(
-        self,
-        tokens: Sequence[int],
-        draft: Draft,
-        codes: Int[Tensor, "G"],
-        known: Sequence[int],
-        slim_logits: Float[Tensor, "G V"],
-        chooser: Chooser,
+    def heard(self, before: Verdict | None, routed: Decision, logits: Float[Tensor, "R V"]) -> Verdict:
+        """The verdict so far with that of the next slim verifier on what was escalated to it."""
+        if before is None:
+            return Verdict(self.rules.spread(routed.codes), routed.stop, logits)
+        asked = before.codes == ESCALATE
+        codes = torch.where(asked, routed.codes, before.codes)
+        here = torch.cat((asked, asked.new_ones(len(logits) - len(asked))))
+        words = torch.where(here[:, None], logits, before.words)
+        return Verdict(self.rules.spread(codes), first_stop(codes == ACCEPT), words)
+
+    def closing_word(self, verdict: Verdict, chooser: Chooser) -> Int[Tensor, "1"]:
+        """The token with which the slim verifier ends the block where that is up to it; any token where it is not."""
+        codes = [code for code, who in self.rules.closes.items() if who == "slim"]
+        if not codes:
+            return torch.zeros_like(verdict.stop)[None]
+        end = verdict.codes.take(verdict.stop.clamp(max=len(verdict.codes) - 1))  # ACCEPT where all are accepted
+        wanted = reduce(torch.logical_or, [end == code for code in codes])
+        return self.word(verdict.words, verdict.stop.where(wanted, len(verdict.words)), chooser)
+
+    def judged_by_full(
+        self, tokens: Sequence[int], draft: Draft, verdict: Verdict, known: Sequence[int], chooser: Chooser
     ) -> tuple[int, int]:
         """Score the block with the full verifier; how many drafts are kept, and the token that follows them if any.
 
-        ``known`` are the ``codes`` on the host. Drafts end at the first one that is regenerated, whatever comes behind.
+        ``known`` are the codes on the host. Drafts end at the first one that is regenerated, whatever comes behind.
         """
-        full = self.sampling.law(self.tiers.full.forward(tokens, len(draft), draft.tokens[:-1]))
-        kept = (codes == ACCEPT) | ((codes == ESCALATE) & chooser.accept(keep_probability(full, draft)))
-        stop = first_stop(kept)
-        refused = stop < (known.index(REGENERATE) if REGENERATE in known else len(draft))
-        last = full.replace(draft.probs, draft.tokens, stop.where(refused, len(draft)), chooser)
-        if REGENERATE in known:
-            last = torch.where(refused, last, self.regenerate(slim_logits, stop.where(~refused, len(draft)), chooser))
-        kept_drafts, token = to_host(stop, last)
-        return kept_drafts, token
+        drafted, codes = len(draft), verdict.codes
+        logits = forward_over(self.tiers.full, tokens, draft, self.rules.bonus == "full")
+        judge = self.judge(draft, verdict, logits[:drafted])
+        stop = first_stop((codes == ACCEPT) | ((codes == ESCALATE) & chooser.accept(keep_probability(judge, draft))))
+        end = known.index(REGENERATE) if REGENERATE in known else drafted
+        refused = stop < end
+        last = judge.replace(draft.probs, draft.tokens, stop.where(refused, drafted), chooser)
+        closer = self.rules.closes[ACCEPT if end == drafted else REGENERATE]
+        if closer != "none":
+            words = logits if closer == "full" else verdict.words
+            last = torch.where(refused, last, self.word(words, stop.where(~refused, len(words)), chooser))
+        kept, token = to_host(stop, last)
+        return kept, token
 
-    def regenerate(
-        self, slim_logits: Float[Tensor, "G V"], place: Int[Tensor, ""], chooser: Chooser
-    ) -> Int[Tensor, "1"]:
-        """A token from the slim verifier's distribution at ``place``; any, for certain, where that is G."""
-        last = len(slim_logits) - 1
-        law = self.sampling.law(slim_logits.index_select(0, place.clamp(max=last)[None]))
+    def judge(self, draft: Draft, verdict: Verdict, full: Float[Tensor, "G V"]) -> Law:
+        """What escalated drafts are accepted against."""
+        if self.rules.escalated == "lossless" or draft.probs is None:
+            # A draft that was certain has all the drafter's mass: where it is escalated, pi is q.
+            return self.sampling.law(full)
+        assert isinstance(self.gate, Tabled)
+        slim = verdict.words[: len(draft)]
+        routes = self.rules.spread_table(verdict.codes, self.gate.table(self.read_by_gate(slim)))
+        return Dense(mixture(draft.probs, self.sampling.warp(slim), self.sampling.warp(full), routes))
+
+    def word(self, logits: Float[Tensor, "R V"], place: Int[Tensor, ""], chooser: Chooser) -> Int[Tensor, "1"]:
+        """A token from a verifier's distribution at ``place``; any, for certain, where that is R."""
+        last = len(logits) - 1
+        law = self.sampling.law(logits.index_select(0, place.clamp(max=last)[None]))
         return law.draw((place > last).long(), chooser)
 
     def read_by_gate(self, slim_logits: Float[Tensor, "G V"]) -> Float[Tensor, "G V"]:
         """The scores that the gate sees: logits, or logarithms of what is sampled from."""
         return self.sampling.warp(slim_logits).log() if self.gate_probs == "warped" else slim_logits
+
+
+def forward_over(tier: Tier, tokens: Sequence[int], draft: Draft, with_bonus: bool) -> Float[Tensor, "R V"]:
+    """Logits at each draft, and with a bonus behind the last, which otherwise needs no successor and is left out."""
+    drafted = len(draft)
+    if with_bonus:
+        return tier.forward(tokens, drafted + 1, draft.tokens)
+    return tier.forward(tokens, drafted, draft.tokens[:-1])
+
+
+def slim_verifiers(model: Model, given: Sequence[str | Sequence[int]] | None) -> tuple[LayerMask, ...]:
+    """The masks of the slim verifiers in the order in which they are asked.
+
+    Raises:
+        UserError: there is none, one is unreadable, or one skips no less than a mask before it.
+    """
+    if given is None:
+        masks = [] if model.slim_mask is None else [model.slim_mask]
+    else:
+        masks = [read_mask(mask, model.transformer.spec.layers) for mask in given]
+    if not masks:
+        raise UserError(
+            "via_sd needs a slim verifier and the model has no layer mask: set model.slim_mask to a file "
+            "written by job=search or to a list of kept layers."
+        )
+    kept = [len(mask.layers) for mask in masks]
+    if kept != sorted(set(kept)):
+        raise UserError(
+            f"slim_masks keep {', '.join(map(str, kept))} layers: a draft is escalated to a verifier that skips less, "
+            "so give them by decreasing skip ratio."
+        )
+    return tuple(masks)

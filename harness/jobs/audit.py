@@ -121,9 +121,9 @@ def prompts_of(
         examples, _ = task.load(int(settings["limit"]), data.run.seed)
         for waiting in make_prompts(model, name, task, examples):
             key = (name, waiting.example.id)
-            found[key] = prompt = gone_on(model, waiting, answers, int(settings["max_new_tokens"]))
+            found[key] = gone_on(model, waiting, answers, int(settings["max_new_tokens"]))
             if key in said:
-                answers[key] = (prompt, said[key])
+                answers[key] = (found[key], said[key])
     for one in samples:
         prompt = found.get((one.task, one.example_id))
         if prompt is None or prompt.sha != one.prompt_sha:

@@ -23,7 +23,7 @@ from harness.execution.programs import permit, score
 from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
-from harness.model.tiers import GRAPH_STEP, Tiers
+from harness.model.tiers import GRAPH_STEP, TierGroup, Tiers
 from harness.prompts import Prompt, Task, gone_on, make_prompts
 from harness.records import (
     SCHEMA,
@@ -40,7 +40,7 @@ from harness.rescore import fidelity_records
 from harness.sampling import RandomChooser, Sampling
 from harness.scoring import METRICS, with_companions
 from harness.store import RunFolder, check_writable, new_run_id, read_config
-from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
+from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up, without_asides
 
 ENOUGH_BLOCKS = 50
 """Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
@@ -307,13 +307,14 @@ def scored_again(
 
 
 def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:
-    """Every shape this arm may run; a full verifier behind a slim one may have to catch up with all new tokens."""
+    """Every shape this arm may run; a verifier behind a slim one may have to catch up with all new tokens."""
     method = decoder.method
     _, slim = method.tier_roles()
+    lagging = slim.tiers[1:] if isinstance(slim, TierGroup) else ()
     drafter = getattr(method, "drafter", None)
     chooser = RandomChooser(0, method.tiers.model.device)
     draft = drafter and (lambda tokens, count: drafter.draft(tokens, count, chooser))
-    warm_up(method.tiers, largest, new_tokens if slim else 0, draft)
+    warm_up(method.tiers, largest, new_tokens if slim else 0, draft, lagging)
 
 
 def timed(
@@ -322,11 +323,12 @@ def timed(
     """One prompt through one arm: the generation, seconds of prefill, seconds of decoding."""
     method = decoder.method
     chooser = RandomChooser(seed, method.tiers.model.device)
-    begun = clock()
+    read = without_asides(clock, method.tiers)
+    begun = read()
     decoder.prefill(prompt)
-    filled = clock()
+    filled = read()
     generation = decoder.decode(stop, chooser)
-    return generation, filled - begun, clock() - filled
+    return generation, filled - begun, read() - filled
 
 
 def seed_of(seed: int, prompt: Prompt) -> int:

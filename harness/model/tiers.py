@@ -1,6 +1,7 @@
 """Tiers: whose forward runs, over which layers, with which cache. Only this module knows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -186,6 +187,21 @@ class Tier:
         self.cache.rollback(length)
 
 
+@dataclass(frozen=True, slots=True)
+class TierGroup:
+    """Tiers that records count as one."""
+
+    tiers: tuple[Tier, ...]
+
+    @property
+    def forwards(self) -> int:
+        return sum(tier.forwards for tier in self.tiers)
+
+    @property
+    def seconds(self) -> float:
+        return sum(tier.seconds for tier in self.tiers)
+
+
 def chunk_of(tokens: Int[Tensor, "S"], size: int) -> Int[Tensor, "B"]:
     """``tokens`` and as much padding behind them as makes ``size``."""
     return F.pad(tokens, (0, size - len(tokens)))
@@ -206,6 +222,8 @@ class Tiers:
     Tiers made by ``provisional`` run fewer layers of the full verifier over its committed cache entries
     (``shared`` cache mode); ``independent`` ones have their own model and cache. ``block`` and ``graphs`` are those of
     each tier; a cache needs room for ``block``, or with graphs ``GRAPH_STEP``, positions more than the sequence has.
+
+    ``aside_s`` counts the seconds that were spent on them outside the clock.
     """
 
     def __init__(self, model: Transformer, cache: KVCache, block: int | None = None, graphs: bool = False) -> None:
@@ -215,6 +233,7 @@ class Tiers:
         self.graphs = graphs
         self.full = Tier("full", model, cache, range(model.spec.layers), block, graphs)
         self.others: list[Tier] = []
+        self.aside_s = 0.0
 
     @property
     def every(self) -> tuple[Tier, ...]:
