@@ -17,7 +17,8 @@ DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
-    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
+    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
+    *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
@@ -48,7 +49,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters")),
-    "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
+    "slim_fidelity": frozenset(
+        ("errors", "records", "sampling", "model", "drafters", "decode", "dimr", "theory", "compare", "store", "report")
+    ),
+    "theory": frozenset(("sampling",)),
+    "proposals": frozenset(("errors", "model")),
+    "dimr": frozenset(("errors", "records", "sampling", "model", "decode", "theory", "proposals")),
     "divergence": frozenset(("records", "model", "compare")),
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
@@ -66,8 +72,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "timing", "environment", "log", "speed"}
-    | {"training"},
+    | {"model", "drafters", "decode", "dimr", "proposals", "divergence", "timing", "environment", "log", "speed"}
+    | {"training", "slim_fidelity"},
     "__main__": frozenset(("harness", "errors", "config", "help")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
