@@ -18,8 +18,9 @@ DECODING = (
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
     "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
-    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
+    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
+    *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
@@ -53,7 +54,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing")),
-    "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
+    "slim_fidelity": frozenset(
+        ("errors", "records", "sampling", "model", "drafters", "decode", "dimr", "theory", "compare", "store", "report")
+    ),
+    "theory": frozenset(("sampling",)),
+    "proposals": frozenset(("errors", "model")),
+    "dimr": frozenset(("errors", "records", "sampling", "model", "decode", "theory", "proposals")),
     "divergence": frozenset(("records", "model", "compare")),
     "rescore": frozenset(("records", "sampling", "model", "drafters", "decode")),
     "prompts": frozenset(("records", "model")),
@@ -90,6 +96,8 @@ ALLOWED: dict[str, frozenset[str]] = {
         "environment",
         "log",
         "speed",
+        "proposals",
+        "slim_fidelity",
     }
     | {"training", "audit", "preflight", "execution"},
     "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters")),

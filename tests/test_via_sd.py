@@ -1,6 +1,7 @@
 """VIA-SD's rules and its chain of slim verifiers in whole generations: traces, passes, host reads, refusals."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import pytest
@@ -13,6 +14,7 @@ from harness.decode.gate import AlwaysEscalate, Foreseeing, Gate, Strictness
 from harness.decode.gate.constant import NeverEscalate
 from harness.decode.gate.oracle import Oracle
 from harness.decode.rules import CHOICES
+from harness.decode.slim import masked, several
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
 from harness.drafters.self_skip import SelfSkip
@@ -60,7 +62,7 @@ def method_of(
         escalate=escalate,
         escalated=escalated,
         bonus=bonus,
-        slim_masks=masks,
+        slim=masked if masks is None else partial(several, masks=masks),
     )
 
 
@@ -179,12 +181,12 @@ def test_an_unknown_setting_is_refused_by_name(key: str) -> None:
 
 @pytest.mark.parametrize("masks", [[[0, 1, 3], [0, 3]], [[0, 3], [0, 2]]])
 def test_slim_verifiers_that_do_not_skip_less_and_less_are_refused(masks: list[list[int]]) -> None:
-    with pytest.raises(UserError, match=r"^slim_masks keep [32], 2 layers: .*decreasing skip ratio"):
+    with pytest.raises(UserError, match=r"^slim\.masks skip 0\.\d\d, 0\.50: .*decreasing skip ratio"):
         method_of(model_of(0), Strictness(), masks=masks)
 
 
 def test_no_slim_verifier_and_an_unreadable_one_are_refused() -> None:
-    with pytest.raises(UserError, match="via_sd needs a slim verifier"):
+    with pytest.raises(UserError, match=r"^slim\.masks skip nothing: want one mask at least"):
         method_of(model_of(0), Strictness(), masks=[])
     with pytest.raises(UserError, match=r"layer mask 'nowhere\.json' does not exist"):
         method_of(model_of(0), Strictness(), masks=["nowhere.json"])  # type: ignore[list-item]

@@ -6,7 +6,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import pytest
@@ -16,6 +16,7 @@ from harness.decode.gate import AlwaysEscalate, Gate, Literal, Strictness, Table
 from harness.decode.gate.constant import NeverEscalate
 from harness.decode.gate.doubt import Entropy, Margin
 from harness.decode.rules import CHOICES, Rules, mixture
+from harness.decode.slim import several
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
 from harness.drafters.self_skip import SelfSkip
@@ -71,7 +72,7 @@ def method_of(case: Case, gamma: int, gate: Gate, masks: Sequence[Sequence[int]]
         escalate=chosen.escalate,
         escalated=chosen.escalated,
         bonus=chosen.bonus,
-        slim_masks=[list(mask) for mask in masks],
+        slim=partial(several, masks=[list(mask) for mask in masks]),
     )
 
 

@@ -13,12 +13,12 @@ from harness.decode.base import Block, plain_step
 from harness.decode.gate import Decision, Foreseeing, Gate, Tabled, routes_of
 from harness.decode.length import Fixed, Length
 from harness.decode.rules import Rules, mixture
+from harness.decode.slim import Slim, masked
 from harness.decode.speculative import check_gamma
 from harness.drafters.base import Draft, Drafter
 from harness.errors import UserError
 from harness.kernels.gate import ACCEPT, ESCALATE, REGENERATE
 from harness.model.load import Model
-from harness.model.slim import LayerMask, read_mask
 from harness.model.tiers import Tier, TierGroup, Tiers
 from harness.model.transfer import to_host
 from harness.sampling import Chooser, Dense, Law, Sampling
@@ -63,8 +63,7 @@ class ViaSD:
         gate_probs: ``raw``, the gate reads the slim softmax at temperature 1 whatever the sampling; ``warped``, it
             reads the distribution that is sampled from. Draws and acceptance always use the warped ones.
         ending, escalate, escalated, bonus: see ``Rules``.
-        slim_masks: the slim verifiers, each a mask file or a list of kept layers, of decreasing skip ratio (2 to 5
-            tiers in Table 1); None is the model's own mask alone.
+        slim: makes the slim verifier, or several by decreasing skip ratio (``harness.decode.slim``).
     """
 
     name = "via_sd"
@@ -83,17 +82,19 @@ class ViaSD:
         escalate: str = "token",
         escalated: str = "lossless",
         bonus: str = "none",
-        slim_masks: Sequence[str | Sequence[int]] | None = None,
+        slim: Callable[[Tiers, Model], Slim | Sequence[Slim]] = masked,
     ) -> None:
         check_gamma(gamma)
         if gate_probs not in GATE_PROBS:
             raise UserError(f"gate_probs={gate_probs!r}: want one of {', '.join(GATE_PROBS)}.")
-        masks = slim_verifiers(model, slim_masks)
+        made = slim(tiers, model)
+        self.slim_verifiers = (made,) if isinstance(made, Slim) else tuple(made)
+        self.slims = tuple(one.tier for one in self.slim_verifiers)
         self.rules = Rules(ending, escalate, escalated, bonus)
-        if escalated == "mixture" and (len(masks) > 1 or not isinstance(gate, Tabled)):
+        if escalated == "mixture" and (len(self.slims) > 1 or not isinstance(gate, Tabled)):
             raise UserError(
                 "escalated=mixture is for one slim verifier and a gate that routes by the slim scores alone: eq. 14 "
-                f"needs the drafter's mass on every route; here are {len(masks)} and {gate.name}."
+                f"needs the drafter's mass on every route; here are {len(self.slims)} and {gate.name}."
             )
         self.tiers = tiers
         self.sampling = sampling
@@ -101,8 +102,6 @@ class ViaSD:
         self.gate = gate
         self.gate_of = gate.over(tiers, sampling) if isinstance(gate, Foreseeing) else lambda text: gate
         self.gate_probs = gate_probs
-        names = ("slim", *(f"slim{number}" for number in range(2, len(masks) + 1)))
-        self.slims = tuple(tiers.provisional(name, mask.layers) for name, mask in zip(names, masks, strict=True))
         self.drafter = drafter(tiers, sampling, model)
         self.length = length(self.drafter)
 
@@ -227,27 +226,3 @@ def forward_over(tier: Tier, tokens: Sequence[int], draft: Draft, with_bonus: bo
     if with_bonus:
         return tier.forward(tokens, drafted + 1, draft.tokens)
     return tier.forward(tokens, drafted, draft.tokens[:-1])
-
-
-def slim_verifiers(model: Model, given: Sequence[str | Sequence[int]] | None) -> tuple[LayerMask, ...]:
-    """The masks of the slim verifiers in the order in which they are asked.
-
-    Raises:
-        UserError: there is none, one is unreadable, or one skips no less than a mask before it.
-    """
-    if given is None:
-        masks = [] if model.slim_mask is None else [model.slim_mask]
-    else:
-        masks = [read_mask(mask, model.transformer.spec.layers) for mask in given]
-    if not masks:
-        raise UserError(
-            "via_sd needs a slim verifier and the model has no layer mask: set model.slim_mask to a file "
-            "written by job=search or to a list of kept layers."
-        )
-    kept = [len(mask.layers) for mask in masks]
-    if kept != sorted(set(kept)):
-        raise UserError(
-            f"slim_masks keep {', '.join(map(str, kept))} layers: a draft is escalated to a verifier that skips less, "
-            "so give them by decreasing skip ratio."
-        )
-    return tuple(masks)
