@@ -7,6 +7,7 @@ import torch
 
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate, Strictness
+from harness.decode.hierarchical import Hierarchical
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
 from harness.drafters.early_exit import EarlyExit
@@ -40,6 +41,13 @@ METHODS: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] =
     ),
     "via_sd": lambda tiers, model, drafter, sampling: ViaSD(tiers, sampling, model, 5, drafter, Strictness()),
 }
+
+NESTED: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] = {
+    "hierarchical": lambda tiers, model, drafter, sampling: Hierarchical(
+        tiers, sampling, model, 5, drafter, slim_gamma=2, slim_blocks=3
+    ),
+}
+"""Lossless methods with a structure of their own, in blocks of up to 5 tokens as those of ``METHODS``."""
 
 
 def model_of(seed: int, dtype: torch.dtype) -> Model:
