@@ -15,6 +15,7 @@ from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
+from harness.drafters.self_slim import SelfSlim
 from harness.model.load import Model
 from harness.model.random_weights import random_transformer
 from harness.model.slim import LayerMask
@@ -30,6 +31,7 @@ DRAFTERS: dict[str, Callable[[Model, Sequence[int]], DrafterFactory]] = {
     "retrieval": lambda model, script: Retrieval,
     "graft": lambda model, script: partial(Graft, inner=partial(SelfSkip, mask=[0, 2]), retrieval=Retrieval),
     "self_skip": lambda model, script: partial(SelfSkip, mask=[0, 2]),
+    "self_slim": lambda model, script: SelfSlim,
     "early_exit": lambda model, script: partial(EarlyExit, layers=2),
     "small_lm": lambda model, script: small_lm(random_transformer(model.transformer.spec, 5, model.transformer.dtype)),
     "scripted": lambda model, script: scripted(script, 0.3, VOCAB, 0),
