@@ -1,7 +1,8 @@
-"""Clocks that wait for the device, and warm-up. Wall seconds, monotonic."""
+"""Clocks that wait for the device or stand still, and warm-up. Wall seconds, monotonic."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 
 import torch
@@ -21,6 +22,27 @@ def synced_clock(device: torch.device) -> Clock:
         return time.perf_counter()
 
     return read
+
+
+@contextmanager
+def outside_the_clock(tiers: Tiers) -> Iterator[None]:
+    """For measurements within decoding: what happens inside is nobody's time, as ``without_asides`` reads it.
+
+    Work queued before is waited for first. The provisional tail that lies in the cache's storage is brought back at
+    the end, so that no tier pays for the swap.
+    """
+    read = synced_clock(tiers.model.device)
+    resident = tiers.cache.resident
+    begun = read()
+    yield
+    if resident is not None:
+        resident.begin(0)
+    tiers.aside_s += read() - begun
+
+
+def without_asides(clock: Clock, tiers: Tiers) -> Clock:
+    """``clock``, standing still while ``tiers`` were used outside the clock."""
+    return lambda: clock() - tiers.aside_s
 
 
 LONGEST_CATCH_UP = 64

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from harness.decode.base import Decoder, StopRule
-from harness.decode.gate import AlwaysEscalate, Gate, Literal, Strictness, routes_of
+from harness.decode.gate import ROUTES, AlwaysEscalate, Gate, Literal, Strictness, Tabled, routes_of
+from harness.decode.gate.constant import NeverEscalate
+from harness.decode.gate.doubt import Entropy, Margin
 from harness.decode.via_sd import ViaSD
 from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
@@ -28,6 +30,18 @@ CASES: dict[str, tuple[Gate, list[float], list[Route]]] = {
     "literal as published": (Literal(0.5, 0.3, True), [0.4, 0.3, 0.2, 0.1], [A, A, E, E]),
     "literal with equal thresholds": (Literal(0.5, 0.5, True), [0.5, 0.25, 0.15, 0.1], [A, A, E, E]),
     "always": (AlwaysEscalate(), [0.7, 0.1, 0.1, 0.1], [E] * 4),
+    "never": (NeverEscalate(0.5), [0.5, 0.25, 0.24, 0.01], [A, A, R, R]),
+    "never, of a certain slim verifier": (NeverEscalate(0.1), [1.0, 0.0, 0.0, 0.0], [A, R, R, R]),
+    # Entropies: log 4 for the flat one; 0.5 log 4 for two of four; 0.258 log 4, by hand, for [0.9, 0.09, 0.01, 0].
+    "entropy of a flat distribution": (Entropy(0.99, 0.5), [0.25] * 4, [E] * 4),
+    "entropy on the threshold": (Entropy(0.5 + 1e-6, 0.5), [0.5, 0.5, 0.0, 0.0], [A, A, R, R]),
+    "entropy just above the threshold": (Entropy(0.5 - 1e-6, 0.5), [0.5, 0.5, 0.0, 0.0], [E] * 4),
+    "entropy of a sure one": (Entropy(0.26, 0.05), [0.9, 0.09, 0.01, 0.0], [A, A, R, R]),
+    "entropy of one not sure enough": (Entropy(0.25, 0.05), [0.9, 0.09, 0.01, 0.0], [E] * 4),
+    "margin of a flat distribution": (Margin(0.01, 0.5), [0.25] * 4, [E] * 4),
+    "margin on the threshold": (Margin(0.25, 0.5), [0.5, 0.25, 0.125, 0.125], [A, A, R, R]),
+    "margin just below the threshold": (Margin(0.25001, 0.5), [0.5, 0.25, 0.125, 0.125], [E] * 4),
+    "margin of a certain slim verifier": (Margin(0.99, 0.01), [1.0, 0.0, 0.0, 0.0], [A, R, R, R]),
 }
 
 
@@ -38,6 +52,41 @@ def test_routes_of_hand_cases(case: str) -> None:
     codes, stop = gate(torch.tensor([probs] * 4).log(), torch.arange(4))
     assert routes_of(codes.tolist()) == tuple(want)
     assert int(stop) == ([*(route is A for route in want), False]).index(False)
+
+
+TABLED = {name: gate for name, (gate, _, _) in CASES.items()}
+
+
+@pytest.mark.parametrize("name", TABLED)
+def test_the_table_has_the_route_of_every_token_that_might_have_been_drafted(name: str) -> None:
+    gate = TABLED[name]
+    assert isinstance(gate, Tabled)
+    scores = 3 * torch.randn(40, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores[0] = torch.tensor([0.0, *[float("-inf")] * 6])
+    table = gate.table(scores)
+    for token in range(7):
+        assert torch.equal(table[:, token], gate(scores, torch.full((40,), token)).codes)
+    assert set(routes_of(table.flatten().tolist())) <= gate.reachable
+
+
+@pytest.mark.parametrize("gate", [Entropy(0.4, 0.5), Margin(0.3, 0.5)], ids=lambda gate: gate.name)
+def test_a_gate_by_doubt_takes_every_route_and_doubt_does_not_depend_on_the_draft(gate: Tabled) -> None:
+    scores = 3 * torch.randn(200, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table = gate.table(scores)
+    assert set(routes_of(table.flatten().tolist())) == gate.reachable == {A, R, E}
+    escalated = table == ROUTES.index(E)
+    assert torch.equal(escalated.any(-1), escalated.all(-1))
+    assert torch.equal(table, gate.table(scores.log_softmax(-1))), "logits and log-probabilities are routed alike"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [(Entropy, "escalate_above", 0.0), (Entropy, "escalate_above", 1.0), (Margin, "escalate_below", 1.0)]
+    + [(kind, "alpha1", value) for kind in (Entropy, Margin, NeverEscalate) for value in (0.0, 1.0)],
+)
+def test_other_thresholds_are_held_to_their_bounds_too(kind: Callable[..., Gate], name: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"^gate\.{name}={value}: want a threshold between 0 and 1, both excluded\.$"):
+        kind(**{name: value})
 
 
 def test_positions_are_judged_by_their_own_distribution() -> None:
@@ -84,6 +133,9 @@ def test_an_unreachable_route_is_refused_unless_it_is_allowed(
         (Strictness(), "strictness(0.5, 0.3)", {A, R, E}),
         (Literal(0.3, 0.5), "literal(0.3, 0.5)", {A, R, E}),
         (AlwaysEscalate(), "always_escalate", {E}),
+        (NeverEscalate(), "never_escalate(0.5)", {A, R}),
+        (Entropy(), "entropy(0.2, 0.5)", {A, R, E}),
+        (Margin(), "margin(0.2, 0.5)", {A, R, E}),
     ],
 )
 def test_names_and_reachable_routes(gate: Gate, name: str, reachable: set[Route]) -> None:

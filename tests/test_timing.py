@@ -18,6 +18,7 @@ from harness.decode.accept import first_stop
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.decode.gate import AlwaysEscalate, Decision, Strictness
+from harness.decode.gate.oracle import Oracle
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
@@ -157,7 +158,7 @@ class Machine:
     take all of that upon itself.
     """
 
-    COST = MappingProxyType({"full": 1.0, "slim": 0.5, "draft": 0.1})
+    COST = MappingProxyType({"full": 1.0, "slim": 0.5, "draft": 0.1, "oracle": 7.0})
     PREFILL = MappingProxyType({"full": 10.0, "draft": 2.0})
 
     def __init__(self, first: float = 1, first_of_shape: float = 1) -> None:
@@ -194,6 +195,7 @@ class Machine:
             patch.object(Tier, "forward", costly_forward),
             patch.object(Tier, "prefill", costly_prefill),
             patch.object(bench_module, "synced_clock", lambda device: lambda: self.now),
+            patch.object(timing, "synced_clock", lambda device: lambda: self.now),
         ):
             yield
 
@@ -203,6 +205,7 @@ class Every:
 
     name = "every"
     reachable = frozenset((Route.ACCEPT, Route.ESCALATE))
+    lossless = False
 
     def __init__(self, period: int) -> None:
         self.period = period
@@ -279,6 +282,20 @@ def test_judging_what_differs_from_greedy_is_nobodys_time(tmp_path: Path) -> Non
         assert sample.decode_s == pytest.approx((DECODE_S | {"slip": 8.0})[sample.arm], rel=1e-12)
     forwards = [sum(block.full_forwards for block in s.generation.blocks) for s in data.samples if s.arm == BASELINE]
     assert forwards == [8] * 4
+
+
+def test_what_an_oracle_does_to_know_is_nobodys_time(tmp_path: Path) -> None:
+    """A forward of seven seconds in every block: seconds and forwards are those of a gate that guesses as well."""
+    seen: list[Tiers] = []
+
+    def noted(tiers: Tiers, **others: Any) -> ViaSD:
+        seen.append(tiers)
+        return ViaSD(tiers=tiers, gamma=4, drafter=ORACLE, gate=Oracle(), **others)
+
+    for sample in measured(tmp_path, Machine(), {"seeing": partial(noted)}).samples:
+        assert sample.decode_s == pytest.approx({**DECODE_S, "seeing": 8 * 0.1 + 2 * 0.5}[sample.arm], rel=1e-12)
+        assert sum(block.full_forwards for block in sample.generation.blocks) == 8 * (sample.arm == BASELINE)
+    assert seen[0].aside_s >= 3 * 2 * 7.0, "the passes are there, and they are noted"
 
 
 def test_a_drafters_own_prefill_counts_end_to_end(tmp_path: Path) -> None:

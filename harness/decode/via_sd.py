@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
-from harness.decode.gate import Gate, routes_of
+from harness.decode.gate import Foreseeing, Gate, routes_of
 from harness.decode.length import Fixed, Length
 from harness.decode.speculative import check_gamma
 from harness.drafters.base import Draft, Drafter
@@ -17,7 +17,6 @@ from harness.kernels.gate import ACCEPT, ESCALATE, REGENERATE
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.model.transfer import to_host
-from harness.records import Route
 from harness.sampling import Chooser, Sampling
 
 GATE_PROBS = ("raw", "warped")
@@ -51,7 +50,7 @@ class ViaSD:
         model: Model,
         gamma: int,
         drafter: Callable[[Tiers, Sampling, Model], Drafter],
-        gate: Gate,
+        gate: Gate | Foreseeing,
         gate_probs: str = "raw",
         length: Callable[[Drafter], Length] = Fixed,
     ) -> None:
@@ -67,6 +66,7 @@ class ViaSD:
         self.sampling = sampling
         self.gamma = gamma
         self.gate = gate
+        self.gate_of = gate.over(tiers, sampling) if isinstance(gate, Foreseeing) else lambda text: gate
         self.gate_probs = gate_probs
         self.slim = tiers.provisional("slim", model.slim_mask.layers)
         self.drafter = drafter(tiers, sampling, model)
@@ -74,7 +74,7 @@ class ViaSD:
 
     @property
     def lossless(self) -> bool:
-        return self.gate.reachable == {Route.ESCALATE}
+        return self.gate.lossless
 
     @property
     def drafter_name(self) -> str:
@@ -95,7 +95,7 @@ class ViaSD:
             return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
         # The last draft needs no successor, as there is no bonus, and is processed by neither verifier.
         slim_logits = self.slim.forward(tokens, drafted, draft.tokens[:-1])
-        codes, stop = self.gate(self.read_by_gate(slim_logits), draft.tokens)
+        codes, stop = self.gate_of(tokens)(self.read_by_gate(slim_logits), draft.tokens)
         wanted = codes.take(stop.clamp(max=drafted - 1)) == REGENERATE
         regenerated = self.regenerate(slim_logits, stop.where(wanted, drafted), chooser)
         *read, kept, last = to_host(draft.tokens, codes, stop, regenerated)

@@ -29,7 +29,7 @@ from harness.report.tables import build
 from harness.sampling import RandomChooser, Sampling
 from harness.scoring import METRICS
 from harness.store import RunFolder, check_writable, new_run_id, read_config
-from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up
+from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up, without_asides
 
 ENOUGH_BLOCKS = 50
 """Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
@@ -324,11 +324,12 @@ def timed(
     """One prompt through one arm: the generation, seconds of prefill, seconds of decoding."""
     method = decoder.method
     chooser = RandomChooser(seed, method.tiers.model.device)
-    begun = clock()
+    read = without_asides(clock, method.tiers)
+    begun = read()
     decoder.prefill(prompt)
-    filled = clock()
+    filled = read()
     generation = decoder.decode(stop, chooser)
-    return generation, filled - begun, clock() - filled
+    return generation, filled - begun, read() - filled
 
 
 def seed_of(seed: int, prompt: Prompt) -> int:

@@ -206,6 +206,8 @@ class Tiers:
     Tiers made by ``provisional`` run fewer layers of the full verifier over its committed cache entries
     (``shared`` cache mode); ``independent`` ones have their own model and cache. ``block`` and ``graphs`` are those of
     each tier; a cache needs room for ``block``, or with graphs ``GRAPH_STEP``, positions more than the sequence has.
+
+    ``aside_s`` counts the seconds that were spent on them outside the clock.
     """
 
     def __init__(self, model: Transformer, cache: KVCache, block: int | None = None, graphs: bool = False) -> None:
@@ -215,6 +217,7 @@ class Tiers:
         self.graphs = graphs
         self.full = Tier("full", model, cache, range(model.spec.layers), block, graphs)
         self.others: list[Tier] = []
+        self.aside_s = 0.0
 
     @property
     def every(self) -> tuple[Tier, ...]:

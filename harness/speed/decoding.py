@@ -13,7 +13,7 @@ from harness.sampling import RandomChooser
 from harness.speed.forwards import forward_bytes
 from harness.speed.records import DecodeTime, MemoryUse
 from harness.speed.stock import Stock
-from harness.timing import Clock, peak_bytes, reset_peak
+from harness.timing import Clock, peak_bytes, reset_peak, without_asides
 
 WEIGHED = 16
 """Output tokens while memory is counted: caches have their full size from the start."""
@@ -87,15 +87,16 @@ class OurArm:
     def decode(self, item: Item) -> DecodeTime:
         method = self.decoder.method
         chooser = RandomChooser(item.seed, method.tiers.model.device)
+        clock = without_asides(self.clock, method.tiers)
         firsts: list[float] = []
         stop = Watched(
-            self.max_new_tokens, self.eos_ids, notice=lambda first: firsts.append(self.clock()) if first else None
+            self.max_new_tokens, self.eos_ids, notice=lambda first: firsts.append(clock()) if first else None
         )
-        begun = self.clock()
+        begun = clock()
         self.decoder.prefill(item.ids)
-        filled = self.clock()
+        filled = clock()
         generation = self.decoder.decode(stop, chooser)
-        ended = self.clock()
+        ended = clock()
         return DecodeTime(
             arm=self.name,
             sampled=self.sampled,
