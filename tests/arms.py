@@ -6,10 +6,14 @@ from functools import partial
 import torch
 
 from harness.decode.base import Decoder, Method, StopRule
+from harness.decode.cascade_sd import CascadeSD
+from harness.decode.clasp import CLaSp
 from harness.decode.gate import AlwaysEscalate, Strictness
 from harness.decode.hierarchical import Hierarchical
 from harness.decode.speculative import Speculative
+from harness.decode.swift import Plan, Swift
 from harness.decode.via_sd import ViaSD
+from harness.drafters.base import Drafter, TierDrafter
 from harness.drafters.early_exit import EarlyExit
 from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
@@ -44,10 +48,34 @@ METHODS: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] =
     "via_sd": lambda tiers, model, drafter, sampling: ViaSD(tiers, sampling, model, 5, drafter, Strictness()),
 }
 
+
+def cascade(drafter: DrafterFactory) -> tuple[DrafterFactory, DrafterFactory]:
+    """``drafter`` where a cascade has room for it, and something else in the other place."""
+
+    def reviewer(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
+        made = drafter(tiers, sampling, model)
+        return made if isinstance(made, TierDrafter) else SelfSkip(tiers, sampling, model, mask=[0, 2])
+
+    def innermost(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
+        made = drafter(tiers, sampling, model)
+        return made if made.tier is None else PromptLookup(tiers, sampling, model)
+
+    return reviewer, innermost
+
+
 NESTED: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] = {
     "hierarchical": lambda tiers, model, drafter, sampling: Hierarchical(
         tiers, sampling, model, 5, drafter, slim_gamma=2, slim_blocks=3
     ),
+    # A model of its own reviews here, and whatever has none is the innermost drafter.
+    "cascade_sd": lambda tiers, model, drafter, sampling: CascadeSD(
+        tiers, sampling, model, 5, *cascade(drafter), lengths=[[3, 2, 2], [2, 2], [3]], slim=True
+    ),
+    # These draft by themselves.
+    "swift": lambda tiers, model, drafter, sampling: Swift(
+        tiers, sampling, model, 5, Plan(skip_ratio=0.25, context=3, bayes_every=4, steps=12, enough=1.0)
+    ),
+    "clasp": lambda tiers, model, drafter, sampling: CLaSp(tiers, sampling, model, 5),
 }
 """Lossless methods with a structure of their own, in blocks of up to 5 tokens as those of ``METHODS``."""
 
