@@ -23,7 +23,7 @@ from harness.errors import UserError, unknown
 
 SOURCES = ("auto", "local", "hub", "builtin")
 NUMERICS = ("fastest", "fixed_shape")
-GROUPS = ("experiment", "job", "method", "gate", "drafter", "length", "model", "task", "log")
+GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
@@ -65,10 +65,12 @@ class Settings(RunSettings):
     drafter: Any = None  # of every method that names no other
     length: Any = None  # of drafted blocks
     gate: Any = None
+    slim: Any = None  # verifier between drafter and full one
     methods: dict[str, Any] = field(default_factory=dict)  # the arms, by name
     tasks: dict[str, Any] = field(default_factory=dict)
     log: Any = None
     drafters: dict[str, Any] = field(default_factory=dict)  # further drafters, by name, for arms to refer to
+    slims: dict[str, Any] = field(default_factory=dict)  # further slim verifiers, by name, for arms to refer to
 
 
 def register() -> None:

@@ -41,6 +41,7 @@ HINTS = {
     "job": "job=NAME",
     "method": "method=NAME or 'method=[A,B]'",
     "gate": "gate=NAME, then gate.KEY=VALUE",
+    "slim": "slim=NAME, then slim.KEY=VALUE",
     "drafter": "drafter=NAME, then drafter.KEY=VALUE",
     "length": "length=NAME, then length.KEY=VALUE",
     "model": "model=NAME, then model.KEY=VALUE",

@@ -57,15 +57,15 @@ def warm_up(
 ) -> None:
     """Run every tier at every number of tokens it may get, so that no timed forward is a shape's first.
 
-    That is 1 to ``largest_block``; the full verifier also catches up with as many as ``backlog`` tokens that were
-    accepted without it. With graphs, ``draft``, called with a sequence and a count, makes every block that has a graph
-    of its own: of up to ``largest_block - 1`` tokens, behind 1 or 2 that the drafter has not processed yet. The
-    sequence is made of token 0; nothing of it is kept.
+    That is 1 to ``largest_block``; a tier with a cache of its own, such as the full verifier, also catches up with as
+    many as ``backlog`` tokens that were accepted without it. With graphs, ``draft``, called with a sequence and a
+    count, makes every block that has a graph of its own: of up to ``largest_block - 1`` tokens, behind 1 or 2 that the
+    drafter has not processed yet. The sequence is made of token 0; nothing of it is kept.
     """
     longest = largest_block + min(backlog, LONGEST_CATCH_UP)
     zeros = (0,) * (longest + 1)
     for tier in tiers.every:
-        for size in range(1, (longest if tier is tiers.full else largest_block) + 1):
+        for size in range(1, (longest if tier in tiers.prefilled else largest_block) + 1):
             tiers.prefill(zeros[:2])
             tier.forward(zeros[: tier.length + size], rows=min(size, largest_block))
     if tiers.graphs and draft is not None:

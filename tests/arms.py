@@ -10,6 +10,7 @@ from harness.decode.cascade_sd import CascadeSD
 from harness.decode.clasp import CLaSp
 from harness.decode.gate import AlwaysEscalate, Strictness
 from harness.decode.hierarchical import Hierarchical
+from harness.decode.slim import masked
 from harness.decode.speculative import Speculative
 from harness.decode.swift import Plan, Swift
 from harness.decode.via_sd import ViaSD
@@ -69,11 +70,11 @@ NESTED: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] = 
     ),
     # A model of its own reviews here, and whatever has none is the innermost drafter.
     "cascade_sd": lambda tiers, model, drafter, sampling: CascadeSD(
-        tiers, sampling, model, 5, *cascade(drafter), lengths=[[3, 2, 2], [2, 2], [3]], slim=True
+        tiers, sampling, model, 5, *cascade(drafter), lengths=[[3, 2, 2], [2, 2], [3]], slim=masked
     ),
     # These draft by themselves.
     "swift": lambda tiers, model, drafter, sampling: Swift(
-        tiers, sampling, model, 5, Plan(skip_ratio=0.25, context=3, bayes_every=4, steps=12, enough=1.0)
+        tiers, sampling, model, 5, Plan(skip_ratio=0.25, context=3, bayes_every=None, steps=12, enough=1.0)
     ),
     "clasp": lambda tiers, model, drafter, sampling: CLaSp(tiers, sampling, model, 5),
 }

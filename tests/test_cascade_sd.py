@@ -11,6 +11,7 @@ from harness.decode.base import Decoder, StopRule
 from harness.decode.cascade_sd import CascadeSD
 from harness.decode.length import Fixed
 from harness.decode.nested import InTurn, Reviewed
+from harness.decode.slim import masked
 from harness.drafters.base import Draft
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.retrieval import Retrieval
@@ -40,9 +41,9 @@ def made(model: Model, sampling: Sampling, lengths: Sequence[Sequence[int]], **s
 
 
 LAWS = {
-    "T=1": (Sampling(1.0), 3, 3, [[1, 1], [2]], False),
-    "5 tokens, top-k": (Sampling(1.3, top_k=2), 5, 3, [[2, 1], [2]], False),
-    "5 tokens, top-p, slim": (Sampling(1.0, top_p=0.6), 5, 3, [[1, 1, 1], [1, 1], [2]], True),
+    "T=1": (Sampling(1.0), 3, 3, [[1, 1], [2]], None),
+    "5 tokens, top-k": (Sampling(1.3, top_k=2), 5, 3, [[2, 1], [2]], None),
+    "5 tokens, top-p, slim": (Sampling(1.0, top_p=0.6), 5, 3, [[1, 1, 1], [1, 1], [2]], masked),
 }
 
 
@@ -71,9 +72,9 @@ def test_greedy_tokens_do_not_depend_on_what_is_done_inside(statistical, lenienc
         model = model_of(seed, torch.float64)
         want = output(Autoregressive(tiers_with(model, None, False), Sampling()))
         for slim, lengths in (
-            (False, [[3, 2], [4]]),
-            (True, [[3, 2, 2], [1, 4], [4]]),
-            (True, [[0, 2, 2], [0, 4], [4]]),
+            (None, [[3, 2], [4]]),
+            (masked, [[3, 2, 2], [1, 4], [4]]),
+            (masked, [[0, 2, 2], [0, 4], [4]]),
         ):
             tiers = tiers_with(model, None, False)
             method = CascadeSD(tiers, GREEDY, model, 10, skipping, statistical, lengths, slim, lenience)
@@ -174,7 +175,7 @@ def test_a_model_that_proposes_is_believed_by_its_own_probabilities() -> None:
         ({"lengths": [[5], [5]]}, r"lengths=\[\[5\], \[5\]\]: want rows of 2, 1 numbers"),
         ({"lengths": [[5, -1], [5]]}, r"lengths=\[\[5, -1\], \[5\]\]: want rows"),
         ({"lengths": [[0, 0], [5]]}, "a row of zeros leaves"),
-        ({"lengths": [[5, 5], [5]], "slim": True}, "want rows of 3, 2, 1 numbers"),
+        ({"lengths": [[5, 5], [5]], "slim": masked}, "want rows of 3, 2, 1 numbers"),
         ({"lenience": 0.5}, r"lenience=0\.5: want 1"),
         ({"drafter": PromptLookup}, "prompt_lookup is no model that could: choose drafter=self_skip"),
         ({"statistical": skipping}, r"statistical=self_skip\(0\.5\) has a model: choose prompt_lookup or retrieval"),
@@ -192,7 +193,7 @@ def test_lenience_is_refused_when_sampling() -> None:
 
 
 def test_names_for_the_records() -> None:
-    method = made(peaked(5), GREEDY, [[2, 2, 2], [1, 2], [2]], slim=True)
+    method = made(peaked(5), GREEDY, [[2, 2, 2], [1, 2], [2]], slim=masked)
     assert (method.name, method.lossless, method.gate_name, method.gamma) == ("cascade_sd", True, None, 6)
     assert method.drafter_name == "slim over self_skip(0.5) over prompt_lookup"
     assert made(peaked(5), GREEDY, [[5, 5], [10]]).drafter_name == "self_skip(0.5) over prompt_lookup"

@@ -47,7 +47,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "hub": frozenset(("errors",)),
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
-    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing")),
+    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing", "proposals")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
     "divergence": frozenset(("records", "model", "compare")),
     "timing": frozenset(("errors", "records", "model")),

@@ -13,12 +13,14 @@ import yaml
 from harness.dimr import calibration_text, evaluate
 from harness.errors import UserError
 from harness.help import CONF
+from harness.jobs import search as search_module
 from harness.jobs.search import search
 from harness.model import load, toy
 from harness.model.load import Model
 from harness.model.slim import LayerMask, read_mask
 from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import toy_model
+from harness.proposals import Evaluation
 from harness.records import DataSource, Example
 from harness.store import find_runs, read
 from tasks.qa import QuestionAnswering
@@ -36,7 +38,8 @@ class CalibrationOnly(QuestionAnswering):
 
 SETTINGS: dict[str, Any] = {
     **{"seed": 0, "skip_ratio": 0.3, "evaluations": 5, "prompts": 2, "new_tokens": 7, "block": 3},
-    **{"alpha": 0.0, "beta": 1.0, "exchange": 0.5},
+    **{"alpha": 0.0, "beta": 1.0, "exchange": 0.5, "units": "layers", "cache": "shared"},
+    **{"bayes_every": None, "patience": None},
 }
 
 
@@ -57,17 +60,19 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     path = search_toy(tmp_path)
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["masks", "toy_skip30.csv", "toy_skip30.json"]
     rows, best = rows_of(path), json.loads(path.read_text())
-    assert list(rows[0]) == ["kept_layers", "cost", "agreement", "positions", "seconds"]
-    assert len({row["kept_layers"] for row in rows}) == len(rows) == best["evaluations"] == 5
+    assert list(rows[0]) == ["kept", "cost", "agreement", "positions", "seconds", "proposal"]
+    assert len({row["kept"] for row in rows}) == len(rows) == best["evaluations"] == 5
     (cheapest,) = [row for row in rows if float(row["cost"]) == min(float(other["cost"]) for other in rows)]
-    assert " ".join(map(str, best["kept_layers"])) == cheapest["kept_layers"]
+    assert " ".join(map(str, best["kept_layers"])) == cheapest["kept"]
     assert (best["cost"], best["agreement"]) == (float(cheapest["cost"]), float(cheapest["agreement"]))
     assert len(rows) > sum(float(row["cost"]) == best["cost"] for row in rows), "the masks differ"
     assert {int(row["positions"]) for row in rows} == {best["positions"]} == {2 * 7}
     assert (best["model"], best["layers"], best["cache_mode"], best["dtype"]) == ("toy", 6, "shared", "float64")
-    assert {key: best[key] for key in SETTINGS if key in best} == {
-        key: value for key, value in SETTINGS.items() if key != "prompts"
-    }
+    given = {key: value for key, value in SETTINGS.items() if key not in ("prompts", "cache", "evaluations")}
+    assert {key: best[key] for key in given} == given
+    assert best["search_s"] == pytest.approx(sum(float(row["seconds"]) for row in rows), abs=0.01)
+    assert best["calibration_s"] > 0 and rows.index(cheapest) + 1 == best["best_at"]
+    assert best["kept_share"] == pytest.approx(len(best["kept_layers"]) / DEPTH)
     _, source = QuestionAnswering(source="builtin").calibration(2, 0)
     assert best["calibration"]["qa"] == {
         "source": "builtin: tasks/builtin/qa_calibration.jsonl",
@@ -105,6 +110,75 @@ def test_the_jobs_cost_is_that_of_its_calibration_rows(tmp_path: Path) -> None:
     assert (best["cost"], best["agreement"], best["positions"]) == (found.cost, found.agreement, found.positions)
 
 
+class Killed(BaseException):
+    """As a signal ends a process, at a place of the test's choosing."""
+
+
+def killed_after(masks: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """A search that scores so many masks and is killed while it scores another."""
+    left = iter(range(masks))
+
+    def dying(*arguments: Any) -> Evaluation:
+        if next(left, None) is None:
+            raise Killed
+        return evaluate(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_module, "evaluate", dying)
+        with pytest.raises(Killed):
+            search_toy(**settings)
+
+
+def untimed(path: Path) -> tuple[Any, list[dict[str, str]]]:
+    """What a search wrote, without what the clock said."""
+    best = {key: value for key, value in json.loads(path.read_text()).items() if not key.endswith("_s")}
+    return best, [{**row, "seconds": ""} for row in rows_of(path)]
+
+
+DIMR: dict[str, Any] = {"bayes_every": 3, "patience": 5, "skip_ratio": 0.3, "evaluations": 8, "new_tokens": 4}
+
+
+@pytest.mark.parametrize(("units", "cache"), [("layers", "shared"), ("sublayers", "own")])
+def test_a_killed_search_goes_on_to_the_same_masks(
+    units: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = DIMR | {"units": units, "cache": cache}
+    killed_after(4, monkeypatch, folder=tmp_path / "killed", **settings)
+    named = "toy_skip30" if units == "layers" else "toy_skip30_sublayers_own"
+    assert files(tmp_path / "killed") == [f"masks/{named}.csv", f"masks/{named}.search.json"]
+    seconds = [row["seconds"] for row in rows_of(tmp_path / "killed" / "masks" / named)]
+    assert len(seconds) == 4
+    path, whole = search_toy(tmp_path / "killed", **settings), search_toy(tmp_path / "whole", **settings)
+    assert untimed(path) == untimed(whole) and path.stem == named
+    assert [row["seconds"] for row in rows_of(path)][:4] == seconds, "the seconds are those of the first scoring"
+    assert files(tmp_path / "killed") == [f"masks/{named}.csv", f"masks/{named}.json"]
+    best = json.loads(path.read_text())
+    assert best["bayes_evaluations"] == sum(row["proposal"] == "bayes" for row in rows_of(path))
+    assert read_mask(path, DEPTH).text == min(rows_of(path), key=lambda row: float(row["cost"]))["kept"]
+    assert (best["units"], best["cache_mode"]) == (units, cache)
+
+
+def test_a_killed_search_goes_on_with_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_after(1, monkeypatch, folder=tmp_path, mask_name="one")
+    with pytest.raises(
+        UserError, match=r"one\.search\.json is of a search with another alpha, (calibration, )?seed: choose another"
+    ):
+        search_toy(tmp_path, mask_name="one", seed=1, alpha=0.2)
+    assert search_toy(tmp_path, mask_name="one", seed=1, overwrite=True).is_file()
+    assert files(tmp_path) == ["masks/one.csv", "masks/one.json"]
+
+
+def test_a_search_that_replaces_a_mask_keeps_it_until_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = search_toy(tmp_path, mask_name="one").read_bytes()
+    killed_after(2, monkeypatch, folder=tmp_path, mask_name="one", seed=1, overwrite=True)
+    assert (tmp_path / "masks" / "one.json").read_bytes() == before
+    path = search_toy(tmp_path, mask_name="one", seed=1)
+    assert json.loads(path.read_text())["seed"] == 1
+    assert untimed(path) == untimed(search_toy(tmp_path / "fresh", mask_name="one", seed=1))
+
+
 def test_calibration_rows_are_never_test_rows() -> None:
     task = QuestionAnswering(source="builtin")
     (test, _), (calibration, _) = task.load(10**6, 0), task.calibration(10**6, 0)
@@ -121,7 +195,7 @@ def test_masks_land_in_their_folder_whatever_the_model_is_called(tmp_path: Path,
     assert json.loads(path.read_text())["model"] == name
 
 
-SHORT = ("job=search", "task=qa", "job.evaluations=2", "job.prompts=1", "job.new_tokens=3")
+SHORT = ("job=search_short", "task=qa", "job.evaluations=2", "job.prompts=1", "job.new_tokens=3")
 
 
 def test_a_searched_list_of_layers_serves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +252,10 @@ def test_a_plain_search_writes_the_mask_that_a_plain_run_reads(tmp_path: Path) -
         "job.new_tokens=0": "job.new_tokens=0: want at least 1.",
         "job.block=0": "job.block=0: want at least 1.",
         "job.evaluation=3": "unknown job key 'evaluation': did you mean 'evaluations'",
+        "job.bayes_every=0": "bayes_every=0: want at least 1 step, or null for none.",
+        "job.patience=0": "patience=0: want at least 1 step, or null for none.",
+        "job.units=heads": "unknown job.units 'heads': ",
+        "job.cache=mine": "unknown job.cache 'mine': ",
     }.items(),
 )
 def test_a_bad_setting_is_one_line_and_leaves_no_mask(

@@ -7,10 +7,13 @@ import torch
 
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
-from harness.decode.swift import Plan, Search, Swift
+from harness.decode.swift import Plan, Swift
 from harness.errors import UserError
 from harness.model.load import Model
+from harness.model.slim import LayerMask, Mask, SublayerMask
+from harness.model.sublayers import skipping
 from harness.model.tiers import Tier
+from harness.proposals import Evaluation, search
 from harness.sampling import RandomChooser, Sampling
 from harness.timing import without_asides
 from tests.arms import model_of
@@ -18,7 +21,7 @@ from tests.enumeration import exact_law, total_variation
 from tests.toys import CPU, GREEDY, shapes_unchecked, tiers_of, tiny, tiny_model
 
 PROMPT = (1, 2, 0)
-SHORT = Plan(skip_ratio=0.25, context=3, bayes_every=1000, steps=12, enough=1.0)
+SHORT = Plan(skip_ratio=0.25, context=3, bayes_every=None, steps=12, enough=1.0)
 
 
 def made(model: Model, plan: Plan = SHORT, sampling: Sampling = GREEDY, clock: str = "inside") -> Swift:
@@ -38,7 +41,7 @@ CASES = {"T=1": (Sampling(1.0), 3, 4), "5 tokens, top-k": (Sampling(1.3, top_k=2
 def test_the_joint_law_is_the_full_verifiers_while_the_layers_change(case: str) -> None:
     sampling, vocab_size, new_tokens = CASES[case]
     model = tiny_model(3, kept=(0,), layer_scale=1.0, vocab_size=vocab_size, head_scale=1.0)
-    plan = Plan(skip_ratio=0.25, context=1, bayes_every=1000, steps=9, enough=1.0)
+    plan = Plan(skip_ratio=0.25, context=1, bayes_every=None, steps=9, enough=1.0)
     used: set[tuple[int, ...]] = set()
     checked = False
 
@@ -73,6 +76,12 @@ def test_entries_left_behind_by_scoring_break_equality(monkeypatch: pytest.Monke
     assert outputs() != want
 
 
+MASKS: list[Mask] = [
+    *(LayerMask.of(layers, 4) for layers in ((0, 3), (0, 1, 3), (0, 1, 2, 3))),
+    SublayerMask.of((0, 2, 3), (0, 1, 3), 4),
+]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_score_is_the_share_of_right_tokens_and_leaves_the_cache_as_it_was(seed: int) -> None:
     model = model_of(seed, torch.float64)
@@ -80,16 +89,18 @@ def test_a_score_is_the_share_of_right_tokens_and_leaves_the_cache_as_it_was(see
     tokens = (1, 2, 3, 4, 5, 6, 7, 8, 9)
     method.tiers.prefill(tokens)
     before = method.tiers.cache.read(0, len(tokens) - 1)
-    for layers in ((0, 3), (0, 1, 3), (0, 1, 2, 3)):
+    for mask in MASKS:
         fresh = tiers_of(model)
         fresh.full.prefill(tokens[:2])
-        said = fresh.provisional("one", layers).forward(tokens[:6], rows=4).argmax(-1).tolist()
+        tier = fresh.provisional("one", mask.layers, skipping(fresh.model, mask))
+        said = tier.forward(tokens[:6], rows=4).argmax(-1).tolist()
         right = sum(one == other for one, other in zip(said, tokens[3:7], strict=True))
-        assert method.agreement(layers, tokens[:7], 3) == right / 4
+        method.known = tokens[:7], 3
+        found = method.evaluated(mask)
+        assert (found.agreement, found.cost, found.positions) == (right / 4, 1 - right / 4, 4)
         assert method.tiers.cache.length == len(tokens) - 1
-        for (keys, values), (old_keys, old_values) in zip(
-            method.tiers.cache.read(0, len(tokens) - 1), before, strict=True
-        ):
+        after = method.tiers.cache.read(0, len(tokens) - 1)
+        for (keys, values), (old_keys, old_values) in zip(after, before, strict=True):
             assert torch.equal(keys, old_keys) and torch.equal(values, old_values)
 
 
@@ -98,79 +109,82 @@ def test_all_layers_score_all_of_a_greedy_text() -> None:
     method = made(model)
     text = PROMPT + written(made(model), 6)
     method.tiers.prefill(text)
-    assert method.agreement(range(4), text, 3) == 1.0
+    method.known = text, 3
+    assert method.evaluated(LayerMask.of(range(4), 4)).agreement == 1.0
+
+
+def scoring(scores: list[float], tried: list[Mask], method: Swift):
+    """In place of ``Swift.evaluated``: given scores, in turn."""
+    left = iter(scores)
+
+    def evaluated(mask: Mask) -> Evaluation:
+        text, prompt_length = method.known
+        assert (prompt_length, len(text)) == (3, 3 + method.plan.context)
+        tried.append(mask)
+        score = next(left)
+        return Evaluation(mask, 1 - score, score, method.plan.context, 0.0)
+
+    return evaluated
+
+
+def searched(plan: Plan, scores: list[float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Mask], list[tuple], Swift]:
+    """What was tried while a text was written, and the layers that each block was drafted with."""
+    tried: list[Mask] = []
+    drafting: list[tuple] = []
+    monkeypatch.setattr(Swift, "evaluated", lambda self, mask: given[0](mask))
+    method = made(tiny_model(2, kept=(0,)), plan)
+    given = [scoring(scores, tried, method)]
+    draft = method.length.draft
+
+    def noting(tokens, count, chooser):
+        tier = method.skipping.tier
+        drafting.append((tier.layers, getattr(tier.model, "mask", None)))
+        return draft(tokens, count, chooser)
+
+    monkeypatch.setattr(method.length, "draft", noting)
+    written(method, 40)
+    return tried, drafting, method
+
+
+def without_repeats(choices: list[tuple]) -> list[tuple]:
+    return [choice for index, choice in enumerate(choices) if index == 0 or choice != choices[index - 1]]
 
 
 def test_the_best_choice_so_far_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores 0, .4, .4, .7, .2 in turn: the second and the fourth choice are taken, an equal one is not."""
-    scores = iter([0.0, 0.4, 0.4, 0.7, 0.2, *[0.1] * 99])
-    tried: list[tuple[int, ...]] = []
-    drafting: list[tuple[int, ...]] = []
-    model = tiny_model(2, kept=(0,))
-    method = made(model, Plan(skip_ratio=0.5, context=3, bayes_every=1000, steps=5))
-
-    def scored(layers, text, prompt_length) -> float:
-        assert (prompt_length, len(text)) == (3, 6)
-        tried.append(tuple(layers))
-        return next(scores)
-
-    monkeypatch.setattr(method, "agreement", scored)
-    step = method.length.draft
-
-    def noting(tokens, count, chooser):
-        drafting.append(method.skipping.tier.layers)
-        return step(tokens, count, chooser)
-
-    monkeypatch.setattr(method.length, "draft", noting)
-    written(method, 40)
-    assert len(tried) == 5 and method.search.ended, "as many as the plan has steps"
-    assert without_repeats(drafting) == without_repeats([drafting[0], tried[1], tried[3]])
-
-
-def without_repeats(choices: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [layers for index, layers in enumerate(choices) if index == 0 or layers != choices[index - 1]]
+    plan = Plan(skip_ratio=0.25, context=3, bayes_every=None, steps=5)
+    tried, drafting, method = searched(plan, [0.0, 0.4, 0.4, 0.7, 0.2], monkeypatch)
+    assert len(set(tried)) == 5 and method.ended and method.best == 0.7
+    assert all(isinstance(mask, SublayerMask) for mask in tried)
+    taken = [(mask.layers, mask) for mask in (tried[1], tried[3])]
+    assert without_repeats(drafting) == [drafting[0], *taken]
 
 
 @pytest.mark.parametrize(
-    ("plan", "scores", "ends_after"),
+    ("settings", "scores", "tried"),
     [
-        (Plan(steps=3), [0.1, 0.2, 0.3, 0.4], 3),
-        (Plan(patience=2), [0.5, 0.4, 0.5, 0.6], 3),
-        (Plan(patience=2), [0.5, 0.4, 0.6, 0.1, 0.1, 0.9], 5),
-        (Plan(enough=0.9), [0.5, 0.9, 0.91, 0.1], 3),
+        ({"steps": 3}, [0.1, 0.2, 0.3], 3),
+        ({"patience": 2}, [0.5, 0.4, 0.5], 3),
+        ({"patience": 2}, [0.5, 0.4, 0.6, 0.1, 0.1], 5),
+        ({"enough": 0.9}, [0.5, 0.9, 0.91], 3),
+        ({"units": "layers", "skip_ratio": 0.25}, [0.1, 0.2], 2),  # two masks are all there are
     ],
 )
-def test_when_the_search_ends(plan: Plan, scores: list[float], ends_after: int) -> None:
-    search = Search(plan, 12)
-    scored = 0
-    for score in scores:
-        if search.ended:
-            break
-        search.learn(search.propose(), score)
-        scored += 1
-    assert scored == ends_after and search.ended
+def test_when_the_search_ends(settings: dict, scores: list[float], tried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(**{"skip_ratio": 0.25, "context": 3, "bayes_every": None, **settings})
+    found, drafting, method = searched(plan, scores, monkeypatch)
+    assert len(found) == tried and method.ended and len(drafting) > tried + 3
 
 
-def test_proposals_keep_the_ends_and_the_ratio_and_depend_on_the_seed() -> None:
-    runs = {}
-    for seed in (1, 1, 2):
-        search = Search(Plan(skip_ratio=0.45, seed=seed), 12)
-        runs[seed] = [search.propose() for _ in range(20)]
-        assert all(layers[0] == 0 and layers[-1] == 11 and len(set(layers)) == 7 for layers in runs[seed])
-        assert len(set(runs[seed])) > 10
-    again = Search(Plan(skip_ratio=0.45, seed=1), 12)
-    assert runs[1] == [again.propose() for _ in range(20)] != runs[2]
-
-
-def test_every_so_often_a_proposal_is_bayesian_and_learns_from_scores() -> None:
-    """The score is the share of kept layers below 5: the surrogate finds out, chance does not in so few steps."""
-    search = Search(Plan(skip_ratio=0.5, bayes_every=12, seed=3), 10)
-    layers: tuple[int, ...] = ()
-    for _ in range(12):
-        layers = search.propose()
-        search.learn(layers, sum(0 < layer < 5 for layer in layers) / 4)
-    assert len(layers) == 5 and sum(0 < layer < 5 for layer in layers) >= 2
-    assert search.study is not None and len(search.study.study.trials) == 13, "12 scores and what was asked"
+def test_the_defaults_are_the_sources() -> None:
+    plan = Plan().over(30)
+    assert (plan.steps, plan.bayes_every, plan.patience, plan.units, plan.skip_ratio) == (
+        1000,
+        25,
+        300,
+        "sublayers",
+        0.45,
+    )
 
 
 @pytest.mark.parametrize("clock", ["inside", "outside"])
@@ -185,19 +199,22 @@ def test_the_search_is_timed_or_not(clock: str, monkeypatch: pytest.MonkeyPatch)
     model = tiny_model(2, kept=(0,))
     method = made(model, SHORT, clock=clock)
 
-    def slow(layers, text, prompt_length) -> float:
-        now[0] += 100
-        return 0.1
+    scored = 0
 
-    monkeypatch.setattr(method, "agreement", slow)
+    def slow(mask: Mask) -> Evaluation:
+        nonlocal scored
+        scored += 1
+        now[0] += 100
+        return Evaluation(mask, 0.9, 0.1, 3, 0.0)
+
+    method.search = search(method.plan.over(4), slow)
     monkeypatch.setattr("harness.timing.synced_clock", lambda device: ticking)
     read = without_asides(ticking, method.tiers)
     begun = read()
     written(method, 30)
     spent = read() - begun
-    scored = 100 * method.search.scored
-    assert scored >= 300
-    assert (spent > scored) if clock == "inside" else (spent < 100)
+    assert scored >= 3
+    assert (spent > 100 * scored) if clock == "inside" else (spent < 100)
     assert f"with the search {clock} the clock" in method.drafter_name
 
 
@@ -206,8 +223,6 @@ def test_changing_layers_needs_an_empty_tail_and_drops_graphs() -> None:
     tier = tiers.provisional("draft", (0, 3))
     tiers.prefill((1, 2, 3, 4))
     tier.replays[(1,)] = object()  # type: ignore[assignment]
-    tier.change_layers((0, 3))
-    assert tier.replays, "nothing has changed"
     tier.change_layers((0, 1, 3))
     assert tier.layers == (0, 1, 3) and not tier.replays
     tier.forward((1, 2, 3, 4), rows=1)
@@ -234,13 +249,14 @@ def test_scoring_runs_in_no_fixed_shape_and_without_graphs() -> None:
     ("settings", "message"),
     [
         ({"context": 0}, r"plan\.context=0: want at least 1"),
-        ({"bayes_every": 0}, r"plan\.bayes_every=0: want at least 1"),
-        ({"steps": 0}, r"plan\.steps=0: want at least 1"),
-        ({"patience": -1}, r"plan\.patience=-1: want at least 1"),
+        ({"bayes_every": 0}, "bayes_every=0: want at least 1"),
+        ({"steps": 0}, "evaluations=0: want at least 1"),
+        ({"patience": -1}, "patience=-1: want at least 1"),
         ({"enough": 0.0}, r"plan\.enough=0\.0: want a share"),
         ({"enough": 1.2}, r"plan\.enough=1\.2: want a share"),
-        ({"skip_ratio": 0.75}, "leaves 1 of 4 layers; first and last stay"),
-        ({"skip_ratio": 1.0}, "leaves no layer of 4"),
+        ({"units": "heads"}, "unknown job.units 'heads'"),
+        ({"skip_ratio": 0.75}, "the four of the first and the last"),
+        ({"skip_ratio": 0.75, "units": "layers"}, "leaves 1 of 4 layers; first and last always stay"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(settings: dict, message: str) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from harness.decode.length import Fixed
-from harness.decode.nested import InTurn, Reviewed, slim_tier
+from harness.decode.nested import InTurn, Reviewed
+from harness.decode.slim import Slim
 from harness.decode.speculative import Speculative, check_gamma
 from harness.drafters.base import Drafter, TierDrafter
 from harness.errors import UserError
@@ -17,9 +18,10 @@ class CascadeSD(Speculative):
     what ``statistical`` finds without a model. Horizontal cascade: the first positions of a block come from the
     strongest drafter, later ones from weaker ones, the last from ``statistical`` alone.
 
-    The chain is the full verifier, the slim one if ``slim``, the drafter, ``statistical``. Row i of ``lengths`` is for
-    the i-th of them: how many tokens it is given by each one behind it. So ``[[5, 5], [10]]`` has the full verifier
-    score 5 tokens that the drafter made, by reviews of up to 10 looked-up ones, and 5 looked-up ones behind them.
+    The chain is the full verifier, the slim one where there is one, the drafter, ``statistical``. Row i of ``lengths``
+    is for the i-th of them: how many tokens it is given by each one behind it. So ``[[5, 5], [10]]`` has the full
+    verifier score 5 tokens that the drafter made, by reviews of up to 10 looked-up ones, and 5 looked-up ones behind
+    them.
 
     The last review is lossless. Inside, greedy drafting may use the source's ``lenience``; at 1 every link is exact,
     so that sampling has the full verifier's law too. The source (lfsszd/CS-Drafting) has greedy code alone; there a
@@ -47,13 +49,14 @@ class CascadeSD(Speculative):
         drafter: Callable[[Tiers, Sampling, Model], Drafter],
         statistical: Callable[[Tiers, Sampling, Model], Drafter],
         lengths: Sequence[Sequence[int]],
-        slim: bool = False,
+        slim: Callable[[Tiers, Model], Slim] | None = None,
         lenience: float = 1.0,
     ) -> None:
         check_gamma(gamma)
         check_lenience(lenience, sampling)
-        check_lengths(lengths, 2 if slim else 1)
-        self.slim = slim_tier(tiers, model, "cascade_sd with slim=true") if slim else None
+        check_lengths(lengths, 1 if slim is None else 2)
+        self.slim_verifier = None if slim is None else slim(tiers, model)
+        self.slim = None if self.slim_verifier is None else self.slim_verifier.tier
         made = drafter(tiers, sampling, model)
         if not isinstance(made, TierDrafter):
             raise UserError(

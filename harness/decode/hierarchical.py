@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from harness.decode.length import Fixed, Length
-from harness.decode.nested import Reviewed, slim_tier
+from harness.decode.nested import Reviewed
+from harness.decode.slim import Slim, masked
 from harness.decode.speculative import Speculative, check_gamma
 from harness.drafters.base import Drafter
 from harness.errors import UserError
@@ -47,11 +48,13 @@ class Hierarchical(Speculative):
         slim_gamma: int,
         slim_blocks: int = 2,
         length: Callable[[Drafter], Length] = Fixed,
+        slim: Callable[[Tiers, Model], Slim] = masked,
     ) -> None:
         check_gamma(gamma)
         if slim_gamma < 1 or slim_blocks < 1:
             raise UserError(f"hierarchical: slim_gamma={slim_gamma}, slim_blocks={slim_blocks}: want at least 1 each.")
-        self.slim = slim_tier(tiers, model, self.name)
+        self.slim_verifier = slim(tiers, model)  # before the drafter, which may want to read its hidden states
+        self.slim = self.slim_verifier.tier
         inner = drafter(tiers, sampling, model)
         reviewed = Reviewed(tiers, self.slim, sampling, length(inner), slim_gamma, slim_blocks)
         super().__init__(tiers, sampling, model, gamma, lambda *_: reviewed)

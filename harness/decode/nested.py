@@ -15,8 +15,6 @@ from torch import Tensor
 from harness.decode.accept import first_stop, keep_probability
 from harness.decode.length import Length
 from harness.drafters.base import Draft, Drafter, Remembering
-from harness.errors import UserError
-from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.model.transfer import to_host
 from harness.sampling import Chooser, Dense, Law, Sampling
@@ -171,17 +169,3 @@ def rows(draft: Draft, like: Float[Tensor, "H V"]) -> Float[Tensor, "G V"]:
     if draft.probs is not None:
         return draft.probs
     return like.new_zeros(len(draft), like.shape[-1]).scatter_(-1, draft.tokens[:, None], 1.0)
-
-
-def slim_tier(tiers: Tiers, model: Model, who: str) -> Tier:
-    """The slim verifier of ``model``; make it before the drafter, which may want to read its hidden states.
-
-    Raises:
-        UserError: the model has no layer mask; ``who`` needs it.
-    """
-    if model.slim_mask is None:
-        raise UserError(
-            f"{who} needs a slim verifier and the model has no layer mask: set model.slim_mask to a file written by "
-            "job=search or to a list of kept layers."
-        )
-    return tiers.provisional("slim", model.slim_mask.layers)

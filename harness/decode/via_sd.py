@@ -10,6 +10,7 @@ from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
 from harness.decode.gate import Foreseeing, Gate, routes_of
 from harness.decode.length import Fixed, Length
+from harness.decode.slim import Slim, masked
 from harness.decode.speculative import check_gamma
 from harness.drafters.base import Draft, Drafter
 from harness.errors import UserError
@@ -39,6 +40,7 @@ class ViaSD:
     Args:
         gate_probs: ``raw``, the gate reads the slim softmax at temperature 1 whatever the sampling; ``warped``, it
             reads the distribution that is sampled from. Draws and acceptance always use the warped ones.
+        slim: makes the slim verifier (``harness.decode.slim``).
     """
 
     name = "via_sd"
@@ -53,22 +55,19 @@ class ViaSD:
         gate: Gate | Foreseeing,
         gate_probs: str = "raw",
         length: Callable[[Drafter], Length] = Fixed,
+        slim: Callable[[Tiers, Model], Slim] = masked,
     ) -> None:
         check_gamma(gamma)
         if gate_probs not in GATE_PROBS:
             raise UserError(f"gate_probs={gate_probs!r}: want one of {', '.join(GATE_PROBS)}.")
-        if model.slim_mask is None:
-            raise UserError(
-                "via_sd needs a slim verifier and the model has no layer mask: set model.slim_mask to a file "
-                "written by job=search or to a list of kept layers."
-            )
         self.tiers = tiers
         self.sampling = sampling
         self.gamma = gamma
         self.gate = gate
         self.gate_of = gate.over(tiers, sampling) if isinstance(gate, Foreseeing) else lambda text: gate
         self.gate_probs = gate_probs
-        self.slim = tiers.provisional("slim", model.slim_mask.layers)
+        self.slim_verifier = slim(tiers, model)
+        self.slim = self.slim_verifier.tier
         self.drafter = drafter(tiers, sampling, model)
         self.length = length(self.drafter)
 

@@ -3,6 +3,7 @@
 from harness.drafters.base import TierDrafter
 from harness.errors import UserError
 from harness.model.load import Model
+from harness.model.sublayers import skipping
 from harness.model.tiers import Tiers
 from harness.sampling import Sampling
 
@@ -21,4 +22,5 @@ class SelfSlim(TierDrafter):
                 "self_slim drafts with the slim verifier's layers and the model has no layer mask: set model.slim_mask "
                 "to a file written by job=search or to a list of kept layers, or use drafter=self_skip."
             )
-        super().__init__(f"self_slim({mask.skip_ratio:.2g})", tiers.provisional("draft", mask.layers), sampling)
+        tier = tiers.provisional("draft", mask.layers, skipping(tiers.model, mask))
+        super().__init__(f"self_slim({mask.skip_ratio:.2g})", tier, sampling)

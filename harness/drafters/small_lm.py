@@ -67,18 +67,18 @@ class SmallLM(TierDrafter):
         super().__init__(f"small_lm({folder.name})", tiers.independent("draft", small), sampling)
 
 
-def beside(model: Model, folder: Path, dtype: str) -> Transformer:
-    """The model of a checkpoint folder, whose tokenizer must be that of ``model``."""
+def beside(model: Model, folder: Path, dtype: str, role: str = "drafter") -> Transformer:
+    """The model of a checkpoint folder, whose tokenizer must be that of ``model``; ``role`` is named if it is not."""
     small, tokenizer = load_small(folder, dtype, str(model.transformer.device))
     if tokenizer.digest != model.tokenizer.digest:
         raise UserError(
-            f"drafter {str(folder)!r} has another tokenizer than {model.name!r} ({tokenizer.vocab_size} and "
+            f"{role} {str(folder)!r} has another tokenizer than {model.name!r} ({tokenizer.vocab_size} and "
             f"{model.tokenizer.vocab_size} tokens); token ids would not mean the same."
         )
     return small
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def load_small(folder: Path, dtype: str, device: str) -> tuple[Transformer, Tokenizer]:
     """Weights and tokenizer, read once for all arms that draft with them."""
     transformer = load_transformer(folder, dtype, device)

@@ -155,8 +155,8 @@ def load_public(
     return config, tensors
 
 
-def drafter_folder(path: str) -> Path:
-    """The folder that ``path`` names, from here or from the checkout, where shipped drafters lie.
+def drafter_folder(path: str, key: str = "drafter.path") -> Path:
+    """The folder that ``path``, given as ``key``, names, from here or from the checkout, where shipped drafters lie.
 
     Raises:
         UserError: there is none.
@@ -164,7 +164,7 @@ def drafter_folder(path: str) -> Path:
     for folder in (Path(path).expanduser(), CHECKOUT / path):
         if folder.is_dir():
             return folder
-    raise UserError(f"drafter.path={path!r} is not a folder; give one with {CONFIG} and *.safetensors.")
+    raise UserError(f"{key}={path!r} is not a folder; give one with {CONFIG} and *.safetensors.")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
+from harness.decode.slim import slim_facts
 from harness.divergence import divergences
 from harness.environment import environment, git_state
 from harness.errors import UserError
@@ -213,9 +214,7 @@ def describe(
         "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
         "dtype": str(model.transformer.dtype).removeprefix("torch."),
         "threads": str(torch.get_num_threads()),
-        "slim_mask": model.mask_name or "none",
-        "slim_layers": " ".join(map(str, model.slim_mask.layers)) if model.slim_mask else "none",
-        "slim_cache": "shared",
+        **slim_facts(model, {name: decoder.method for name, decoder in decoders.items()}),
         "numerics": settings.numerics,
         "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),
     }

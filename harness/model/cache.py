@@ -46,17 +46,29 @@ class KVCache:
     """
 
     def __init__(
-        self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | Sequence[torch.device]
+        self,
+        spec: ModelSpec,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | Sequence[torch.device],
+        layers: Sequence[int] | None = None,
     ) -> None:
-        """``device`` is one for all layers, or one for each; neighbours on one device share a storage."""
+        """``device`` is one for all layers, or one for each; neighbours on one device share a storage.
+
+        ``layers``, ascending: those that will attend, None for all. The others have no storage: in ``self.layers`` each
+        shows that of a layer that has one, and must not write there.
+        """
         places = [device] * spec.layers if isinstance(device, torch.device) else list(device)
+        attending = range(spec.layers) if layers is None else layers
         self.storages: Entries = []
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        for place, group in groupby(places):
+        stored: list[tuple[Tensor, Tensor]] = []
+        for place, group in groupby(places[index] for index in attending):
             shape = (len(list(group)), spec.kv_heads, capacity, spec.head_dim)
             keys, values = (torch.zeros(shape, dtype=dtype, device=place) for _ in range(2))
             self.storages.append((keys, values))
-            self.layers += zip(keys, values, strict=True)
+            stored += zip(keys, values, strict=True)
+        place_of = {index: place for place, index in enumerate(attending)}
+        self.layers = [stored[place_of.get(index, 0)] for index in range(spec.layers)]
         self.capacity = capacity
         self.length = 0
         self.version = 0

@@ -11,7 +11,7 @@ from harness.errors import UserError
 from harness.model.checkpoint import HUB_ID, Checkpoint, hub_folder, local_folder, read_json, weight_files
 from harness.model.embedded import NAME, embedded_folder
 from harness.model.linear import pack
-from harness.model.slim import LayerMask, read_mask
+from harness.model.slim import Mask, read_mask
 from harness.model.spec import ModelSpec
 from harness.model.tokenizer import HFTokenizer, Tokenizer
 from harness.model.transformer import LayerWeights, Transformer, Weights
@@ -30,7 +30,7 @@ class Model:
     name: str
     transformer: Transformer
     tokenizer: Tokenizer
-    slim_mask: LayerMask | None
+    slim_mask: Mask | None
     mask_name: str | None
     slug: str = "model"
     folder: Path | None = None

@@ -70,8 +70,8 @@ class Tier:
         shape = (self.cache.capacity, len(taps) * self.model.spec.hidden_size)
         self.features = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
 
-    def change_layers(self, layers: Sequence[int]) -> None:
-        """Run other ``layers`` from now on.
+    def change_layers(self, layers: Sequence[int], model: Transformer | None = None) -> None:
+        """Run other ``layers`` from now on, by ``model`` where it is given, which has the same weights.
 
         Only where every entry that this tier reads was made by all layers, which the full verifier's are: a tail made
         by the old layers would have holes. Graphs of the old layers are dropped; new ones are captured when needed.
@@ -81,9 +81,9 @@ class Tier:
         """
         if not isinstance(self.cache, Tail) or self.length > self.cache.cache.length:
             raise ValueError(f"{self.name}: other layers made the entries from {self.length - 1} back")
-        if tuple(layers) != self.layers:
-            self.layers = tuple(layers)
-            self.replays.clear()
+        self.layers = tuple(layers)
+        self.model = model or self.model
+        self.replays.clear()
 
     def forward(
         self, sequence: Sequence[int], rows: int, drafts: Int[Tensor, "G"] | None = None
@@ -219,8 +219,10 @@ class Tiers:
     """The full verifier and every other tier of one arm, rolled back together.
 
     Tiers made by ``provisional`` run fewer layers of the full verifier over its committed cache entries
-    (``shared`` cache mode); ``independent`` ones have their own model and cache. ``block`` and ``graphs`` are those of
-    each tier; a cache needs room for ``block``, or with graphs ``GRAPH_STEP``, positions more than the sequence has.
+    (``shared`` cache mode); those of ``separate`` run them over keys and values of their own, which they must make of
+    every token, the prompt's included (``own`` cache mode); ``independent`` ones have their own model too. ``block``
+    and ``graphs`` are those of each tier; a cache needs room for ``block``, or with graphs ``GRAPH_STEP``, positions
+    more than the sequence has.
 
     ``aside_s`` counts the seconds that were spent on them outside the clock.
     """
@@ -243,14 +245,22 @@ class Tiers:
         """Tiers with a cache of their own."""
         return tuple(tier for tier in self.every if not isinstance(tier.cache, Tail))
 
-    def provisional(self, name: str, layers: Sequence[int]) -> Tier:
-        tier = Tier(name, self.model, Tail(self.cache), layers, self.block, self.graphs)
-        self.others.append(tier)
-        return tier
+    def provisional(self, name: str, layers: Sequence[int], model: Transformer | None = None) -> Tier:
+        """``model``, where it is given, runs the full verifier's weights in a way of its own."""
+        return self.added(Tier(name, model or self.model, Tail(self.cache), layers, self.block, self.graphs))
+
+    def separate(
+        self, name: str, layers: Sequence[int], model: Transformer | None = None, attending: Sequence[int] | None = None
+    ) -> Tier:
+        """``attending``: those of ``layers`` that need room in the cache, None for all of them."""
+        cache = self.model.new_cache(self.cache.capacity, layers if attending is None else attending)
+        return self.added(Tier(name, model or self.model, cache, layers, self.block, self.graphs))
 
     def independent(self, name: str, model: Transformer) -> Tier:
         cache = model.new_cache(self.cache.capacity)
-        tier = Tier(name, model, cache, range(model.spec.layers), self.block, self.graphs)
+        return self.added(Tier(name, model, cache, range(model.spec.layers), self.block, self.graphs))
+
+    def added(self, tier: Tier) -> Tier:
         self.others.append(tier)
         return tier
 

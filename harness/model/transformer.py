@@ -116,9 +116,9 @@ class Transformer:
         )
         return narrowed
 
-    def new_cache(self, capacity: int) -> KVCache:
-        """An empty cache for this model, each layer's part on the layer's device."""
-        return KVCache(self.spec, capacity, self.dtype, self.layer_devices)
+    def new_cache(self, capacity: int, layers: Sequence[int] | None = None) -> KVCache:
+        """An empty cache for this model, each layer's part on the layer's device; room for ``layers`` or for all."""
+        return KVCache(self.spec, capacity, self.dtype, self.layer_devices, layers)
 
     def new_entries(self, count: int) -> list[tuple[Tensor, Tensor]]:
         """Room for the keys and values of ``count`` positions in tensors of their own, which autograd can follow."""
@@ -234,10 +234,12 @@ class Transformer:
         layer = self.weights.layers[index]
         if len(self.devices) > 1:
             hidden = hidden.to(self.layer_devices[index])
-        read = hidden
-        if layer.attn_norm is not None:
-            read = self.norm(hidden, layer.attn_norm, self.spec.norm_eps, self.compute_dtype)
-        return self.add_layer(layer, hidden, read, entries, sight)
+        return self.add_layer(layer, hidden, self.attention_input(layer, hidden), entries, sight)
+
+    def attention_input(self, layer: LayerWeights, hidden: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        if layer.attn_norm is None:
+            return hidden
+        return self.norm(hidden, layer.attn_norm, self.spec.norm_eps, self.compute_dtype)
 
     def add_layer(
         self,
@@ -248,9 +250,25 @@ class Transformer:
         sight: Sight,
     ) -> Float[Tensor, "S E"]:
         """What ``layer`` makes of ``hidden`` when its attention reads ``read``."""
-        norm, eps, wide = self.norm, self.spec.norm_eps, self.compute_dtype
+        return self.add_mlp(layer, self.add_attention(layer, hidden, read, entries, sight))
+
+    def add_attention(
+        self,
+        layer: LayerWeights,
+        hidden: Float[Tensor, "S E"],
+        read: Float[Tensor, "S X"],
+        entries: tuple[Tensor, Tensor],
+        sight: Sight,
+    ) -> Float[Tensor, "S E"]:
+        """The first half of ``add_layer``."""
         mixed = self.attend(layer, read, *entries, sight)  # keys, values: [K, P, D]
-        hidden = hidden + (mixed if layer.post_attn_norm is None else norm(mixed, layer.post_attn_norm, eps, wide))
+        if layer.post_attn_norm is not None:
+            mixed = self.norm(mixed, layer.post_attn_norm, self.spec.norm_eps, self.compute_dtype)
+        return hidden + mixed
+
+    def add_mlp(self, layer: LayerWeights, hidden: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        """The second half of ``add_layer``."""
+        norm, eps, wide = self.norm, self.spec.norm_eps, self.compute_dtype
         normed = norm(hidden, layer.mlp_norm, eps, wide)
         gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)  # [S, I] each
         mixed = linear(self.activate(gate).mul_(up), layer.down, layer.down_bias)

@@ -1,0 +1,125 @@
+"""Slim verifiers: where the tier between drafter and full verifier comes from, and what its cache holds.
+
+``cache`` is ``shared``: the tier reads the full verifier's committed entries and keeps a provisional tail behind them,
+so that it processes no token twice, though its keys and values are another model's. Or ``own``: it keeps the keys and
+values that its own layers make of every committed token, for which it processes the prompt while prefilling, and later
+whatever was committed without it. The paper does not say which (methods: reading, ours; both are here).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.drafters.small_lm import beside
+from harness.drafters.weights import drafter_folder
+from harness.errors import UserError, unknown
+from harness.model.load import Model
+from harness.model.slim import Mask, evenly_spaced, first_layers, random_layers, random_sublayers, read_mask
+from harness.model.sublayers import skipping
+from harness.model.tiers import Tier, Tiers
+
+CACHES = ("shared", "own")
+
+
+@dataclass(frozen=True, slots=True)
+class Slim:
+    """A slim verifier bound to its tiers. ``source`` says where it came from, ``layers`` what it keeps.
+
+    ``skip_ratio``: share of the full verifier that it skips, None of another model.
+    """
+
+    tier: Tier
+    source: str
+    layers: str
+    cache: str
+    skip_ratio: float | None = None
+
+
+def masked_tier(tiers: Tiers, mask: Mask, cache: str, name: str = "slim") -> Tier:
+    """A tier that runs what ``mask`` keeps of the full verifier.
+
+    Raises:
+        UserError: no such cache mode.
+    """
+    if cache not in CACHES:
+        raise unknown("slim cache", cache, CACHES)
+    model = skipping(tiers.model, mask)
+    if cache == "shared":
+        return tiers.provisional(name, mask.layers, model)
+    return tiers.separate(name, mask.layers, model, mask.attending)
+
+
+def bound(tiers: Tiers, mask: Mask, source: str, cache: str) -> Slim:
+    return Slim(masked_tier(tiers, mask, cache), source, mask.text, cache, mask.skip_ratio)
+
+
+def masked(tiers: Tiers, model: Model, mask: str | Sequence[int] | None = None, cache: str = "shared") -> Slim:
+    """The layers of ``mask``, a file of ``job=search`` or a list of kept layers; None: ``model.slim_mask``.
+
+    Raises:
+        UserError: neither has any, no such file, or a mask for another depth.
+    """
+    if mask is not None:
+        return bound(tiers, read_mask(mask, model.transformer.spec.layers), str(mask), cache)
+    if model.slim_mask is None:
+        raise UserError(
+            "via_sd needs a slim verifier and the model has no layer mask: set model.slim_mask to a file "
+            "written by job=search or to a list of kept layers."
+        )
+    return bound(tiers, model.slim_mask, model.mask_name or "model.slim_mask", cache)
+
+
+def at_random(tiers: Tiers, model: Model, skip_ratio: float = 0.3, seed: int = 0, cache: str = "shared") -> Slim:
+    """Inner layers skipped at random, the same ones for the same seed (the paper's random-skip ablation, Table 6)."""
+    mask = random_layers(model.transformer.spec.layers, skip_ratio, seed)
+    return bound(tiers, mask, f"random, skip {skip_ratio:g}, seed {seed}", cache)
+
+
+def even(tiers: Tiers, model: Model, skip_ratio: float = 0.3, cache: str = "shared") -> Slim:
+    """Evenly spaced layers skipped."""
+    mask = evenly_spaced(model.transformer.spec.layers, skip_ratio)
+    return bound(tiers, mask, f"evenly spaced, skip {skip_ratio:g}", cache)
+
+
+def prefix(tiers: Tiers, model: Model, skip_ratio: float = 0.3, cache: str = "shared") -> Slim:
+    """The first layers, through the full verifier's norm and head (early exit, as LayerSkip, arXiv 2404.16710).
+
+    These layers' entries are the full verifier's own, so both cache modes score alike.
+    """
+    mask = first_layers(model.transformer.spec.layers, skip_ratio)
+    return bound(tiers, mask, f"prefix, skip {skip_ratio:g}", cache)
+
+
+def sublayers(tiers: Tiers, model: Model, skip_ratio: float = 0.3, seed: int = 0, cache: str = "shared") -> Slim:
+    """Attention and MLP sublayers skipped apart, at random (SWIFT's units; searched ones are a mask file)."""
+    mask = random_sublayers(model.transformer.spec.layers, skip_ratio, seed)
+    return bound(tiers, mask, f"random sublayers, skip {skip_ratio:g}, seed {seed}", cache)
+
+
+def checkpoint(tiers: Tiers, model: Model, path: str, dtype: str | None = None) -> Slim:
+    """Another model with the same tokenizer, of a size between drafter and full verifier (the paper's Table 5).
+
+    Its cache is its own by nature. ``dtype`` None: the full verifier's.
+
+    Raises:
+        UserError: no such folder, or another tokenizer.
+    """
+    folder = drafter_folder(path, "slim.path")
+    other = beside(model, folder, dtype or str(model.transformer.dtype).removeprefix("torch."), "slim verifier")
+    tier = tiers.independent("slim", other)
+    return Slim(tier, f"checkpoint {folder.name}", f"all {other.spec.layers} of {folder.name}", "own")
+
+
+def slim_facts(model: Model, methods: Mapping[str, object]) -> dict[str, str]:
+    """What a run's record says of the slim verifiers of ``methods``, by arm where they differ.
+
+    Where none has one it says what the model has.
+    """
+    slims = {name: getattr(method, "slim_verifier", None) for name, method in methods.items()}
+    found = {name: (slim.source, slim.layers, slim.cache) for name, slim in slims.items() if slim is not None}
+    if not found:
+        found["model"] = (model.mask_name or "none", model.slim_mask.text if model.slim_mask else "none", "shared")
+    facts = {}
+    for key, values in zip(("slim_mask", "slim_layers", "slim_cache"), zip(*found.values(), strict=True), strict=True):
+        named = "; ".join(f"{name}: {value}" for name, value in zip(found, values, strict=True))
+        facts[key] = values[0] if len(set(values)) == 1 else named
+    return facts
