@@ -12,9 +12,10 @@ from hydra.main import get_args_parser
 from omegaconf import DictConfig
 
 from harness import __version__
-from harness.config import GROUPS, check, register
+from harness.config import GROUPS, register
 from harness.errors import UserError
 from harness.help import CONF, help_text, one_line_errors
+from harness.launch import ready
 
 
 def main() -> None:
@@ -34,9 +35,10 @@ def main() -> None:
 
 
 def run(cfg: DictConfig) -> None:
-    """One job; with ``--multirun``, each in turn."""
+    """One job; with ``--multirun``, each in turn. A dry run ends before its job."""
     with one_line_errors():
-        check(cfg)
+        if not ready(cfg):
+            return
         job = hydra.utils.instantiate(cfg.job, _convert_="all", _partial_=True)
         # Called without Hydra's wrapper, which would stay on the stack of everything the job does.
         job.func(**job.keywords)

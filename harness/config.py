@@ -1,7 +1,8 @@
 """The plain settings of a run: types, defaults, meaning and limits, and what is checked before anything runs.
 
 The groups (model, methods, gate, ...) are open: what one may hold is decided by the function or class that its
-``_target_`` names, and ``check_calls`` holds it to that. Hydra is imported only to register: everybody may read this.
+``_target_`` names, and ``check_calls`` holds it to that. Hydra is imported only to register and to call: everybody may
+read this.
 """
 
 import atexit
@@ -51,6 +52,7 @@ class RunSettings:
     top_k: int = setting(0, "sample from the k likeliest tokens; 0 keeps every token")
     gamma: int = setting(5, "tokens drafted a block")
     numerics: str = setting("fastest", "fastest, or fixed_shape: equal tokens in low precision too")
+    allow_code_execution: bool = setting(False, "let coding tasks run the programs that the model writes, in a sandbox")
     graphs: bool = setting(True, "CUDA only: replay captured graphs; false runs the same without")
 
 
@@ -59,6 +61,9 @@ class Settings(RunSettings):
     """The root of the composed config. An unknown key is an error, also when written with a plus."""
 
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
+    run: str | None = setting(None, "job=audit: id or folder of a run; null: the newest finished one")
+    fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
+    dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
     source: str = setting("auto", f"where rows come from: {', '.join(SOURCES)}")
     job: Any = None
     model: Any = None
@@ -113,6 +118,15 @@ def check(cfg: DictConfig) -> None:
     Raises:
         UserError: an unknown root key, a missing value, a value out of bounds, or arguments a target does not take.
     """
+    check_calls(*checked_plain(cfg))
+
+
+def checked_plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config in plain values, references as they stand and resolved, once its keys and values are found right.
+
+    Raises:
+        UserError: an unknown root key, a missing value, a value out of bounds, or no job.
+    """
     known = {item.name for item in fields(Settings)}
     for key in cfg:
         if key not in known:
@@ -128,7 +142,7 @@ def check(cfg: DictConfig) -> None:
                 raise UserError(f"{named}.{name} is no complete choice (no _target_): drop it with ~{named}.{name}.")
     if not isinstance(raw["job"], dict) or "_target_" not in raw["job"]:
         raise UserError("no job is chosen: write job=bench, or another of `python -m harness --help`.")
-    check_calls(raw, resolved)
+    return raw, resolved
 
 
 def check_values(config: Mapping[str, Any]) -> None:
@@ -215,6 +229,13 @@ def check_call(key: str, node: Mapping[str, Any], raw: Mapping[str, Any]) -> Non
             )
             given = "null" if value is None else f"{value!r} ({type(value).__name__})"
             raise UserError(f"{reference[1] if reference else f'{key}.{name}'} is {given}: want {wanted}.")
+
+
+def called(node: Mapping[str, Any]) -> Any:
+    """What a node of plain values makes: a partial call where it says so. Hold it to ``check_call`` first."""
+    from hydra.utils import instantiate
+
+    return instantiate(dict(node), _convert_="all")
 
 
 def locate(target: Any, key: str) -> Any:

@@ -28,10 +28,13 @@ usage: python -m harness [+experiment=NAME] [KEY=VALUE ...] [-m]
 Examples
   python -m harness +experiment=quickstart                  an experiment as shipped
   python -m harness +experiment=quickstart limit=2 gamma=3  the same with other settings
-  python -m harness 'method=[autoregressive,via_sd]' task=qa gate.alpha1=0.6
+  python -m harness 'method=[autoregressive,via_sd]' task=web_questions gate.alpha1=0.6
   python -m harness model=toy limit=1                       seconds, no weights needed
   python -m harness -m drafter=prompt_lookup,self_skip      one run for each
+  python -m harness +experiment=quickstart job=preflight    what is missing here to run it, and how to get it
+  python -m harness +experiment=quickstart dry_run=true     the cells, their weights, data and memory; runs nothing
   python -m harness job=report                              tables and figures from results/
+  python -m harness job=audit                               the worst case of the newest run, token by token
   python -m harness job=speed                               forwards, bandwidth, and decoding beside transformers
   python -m harness +experiment=quickstart --cfg job        show the config, run nothing
 """

@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from threading import Thread
 from urllib.parse import urlsplit
@@ -10,6 +12,19 @@ from urllib.request import getproxies, proxy_bypass
 PROBE_TIMEOUT_S = 2.0
 
 _failed: dict[str, str] = {}  # endpoint -> why, once a request failed although the probe had been answered
+
+
+_closed: list[str] = []  # why the hub is left alone for a while, the last one first
+
+
+@contextmanager
+def closed(why: str) -> Iterator[None]:
+    """Leave the hub alone inside, for the reason ``why``: what its caches have is all there is."""
+    _closed.insert(0, why)
+    try:
+        yield
+    finally:
+        _closed.pop(0)
 
 
 def endpoint() -> str:
@@ -21,7 +36,7 @@ def problem() -> str | None:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
             return f"{name} is set"
-    return _failed.get(endpoint()) or probe(endpoint())
+    return next(iter(_closed), None) or _failed.get(endpoint()) or probe(endpoint())
 
 
 def note_failure(why: str) -> None:

@@ -13,7 +13,6 @@ Not covered: modelled times. Seconds here were measured.
 """
 
 import inspect
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,12 +37,19 @@ from harness.compare import (
     total_seconds,
 )
 from harness.errors import UserError
-from harness.records import BlockTrace, Divergence, MetricRow, Route, RunRecord, SampleRecord, StopReason
-from harness.scoring import METRICS, Metric
-
-CORPUS_RESAMPLES = 300
-CORPUS_PROMPTS = 100
-"""A corpus metric that is no mean gets no interval above this many prompts: each resample scores them all again."""
+from harness.fidelity import FIDELITY_METRICS, records_of
+from harness.quality import Estimate, difference, quality
+from harness.records import (
+    BlockTrace,
+    Divergence,
+    FidelityRecord,
+    MetricRow,
+    Route,
+    RunRecord,
+    SampleRecord,
+    StopReason,
+)
+from harness.scoring import METRICS
 
 
 @dataclass(frozen=True)
@@ -298,38 +304,13 @@ def end_to_end_tokens_per_s(sample: SampleRecord) -> tuple[float, float]:
     return output_tokens(sample), total_seconds(sample)
 
 
-# Quality.
-
-
-def quality(metric: Metric, samples: Samples, seed: int) -> tuple[float | None, Interval]:
-    """Corpus value of a quality metric and its 95 % bootstrap interval over prompts.
-
-    A metric whose corpus value is the mean of its sample values is resampled from those; any other (BLEU) is scored
-    anew on ``CORPUS_RESAMPLES`` draws of prompts, up to ``CORPUS_PROMPTS`` prompts.
-    """
-    predictions = [sample.prediction for sample in samples]
-    references = [sample.references for sample in samples]
-    value = metric.corpus(predictions, references)
-    if value is None or len(samples) < 2:
-        return value, None
-    scores = [score for sample in samples if (score := sample.scores.get(metric.name)) is not None]
-    if scores and math.isclose(sum(scores) / len(scores), value, rel_tol=1e-9, abs_tol=1e-9):
-        return value, bootstrap(ratio_of_sums, np.array([scores, np.ones(len(scores))]), seed)
-    if len(samples) > CORPUS_PROMPTS:
-        return value, None
-    draws = np.random.default_rng(seed).integers(len(samples), size=(CORPUS_RESAMPLES, len(samples)))
-    values = [metric.corpus([predictions[i] for i in draw], [references[i] for i in draw]) for draw in draws]
-    defined = [found for found in values if found is not None]
-    if len(defined) < len(values):
-        return value, None
-    low, high = np.percentile(defined, (2.5, 97.5)).tolist()
-    return value, (low, high)
-
-
 # Everything.
 
-_Number = tuple[str, str, bool | None, float | None, Interval]
-"""Name, unit, higher is better, value, interval."""
+DIFFERENCE = "_difference"
+"""Ends the name of a quality metric's difference from the baseline."""
+
+_Number = tuple[str, str, bool | None, Estimate]
+"""Name, unit, higher is better, value with its interval."""
 
 
 def cells_of(run: RunRecord, samples: Samples) -> Iterator[tuple[str, str, list[SampleRecord]]]:
@@ -361,10 +342,15 @@ def complete_prompts(run: RunRecord, samples: Samples) -> list[SampleRecord]:
     return [sample for sample in samples if len(done[sample.task, sample.example_id]) == len(run.arms)]
 
 
-def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = ()) -> list[MetricRow]:
-    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, rates, times.
+def rows(
+    run: RunRecord,
+    samples: Samples,
+    divergences: Sequence[Divergence] = (),
+    fidelity: Sequence[FidelityRecord] = (),
+) -> list[MetricRow]:
+    """Every metric of every task and arm, in the run's order: quality, speedups, agreement, fidelity, rates, times.
 
-    Differences from greedy that ``divergences`` does not judge are not counted as none: those numbers are None then.
+    What ``divergences`` does not judge and ``fidelity`` does not score is not counted as none: it makes a number None.
 
     Raises:
         UserError: two arms decoded different prompts, or a sample does not belong to the run.
@@ -376,29 +362,45 @@ def rows(run: RunRecord, samples: Samples, divergences: Sequence[Divergence] = (
         pairs = paired(cell, cells[task, BASELINE]) if (task, BASELINE) in cells else []
         exact = arm in lossless and run.temperature == 0 and pairs
         judged = judgements(pairs, divergences) if exact else None
-        for name, unit, better, value, interval in _numbers(run, task, cell, pairs, judged):
-            low, high = interval or (None, None)
-            found.append(
-                MetricRow(run.run_id, arm, run.model, task, name, unit, better, value, low, high, len(cell), "ours")
-            )
+        scored = records_of(cell, fidelity)
+        for name, unit, better, known in _numbers(run, task, cell, pairs, judged, scored):
+            value, low, high = known.value, known.low, known.high
+            identity = (run.run_id, arm, run.model, task, name, unit, better)
+            found.append(MetricRow(*identity, value, low, high, len(cell), "ours", known.stderr))
     return found
 
 
 def _numbers(
-    run: RunRecord, task: str, cell: Samples, pairs: Pairs, judged: Sequence[Divergence] | None
+    run: RunRecord,
+    task: str,
+    cell: Samples,
+    pairs: Pairs,
+    judged: Sequence[Divergence] | None,
+    scored: Sequence[FidelityRecord] | None,
 ) -> Iterator[_Number]:
     for name in run.task_metrics[task]:
         metric = METRICS[name]
-        yield (name, metric.unit, metric.higher_is_better, *quality(metric, cell, run.seed))
+        yield name, metric.unit, metric.higher_is_better, quality(metric, cell, run.seed)
+        apart = difference(metric, pairs, run.seed)
+        yield f"{name}{DIFFERENCE}", metric.unit, metric.higher_is_better, apart
     for compared in PAIR_METRICS:
         usable = [] if compared.greedy_only and run.temperature > 0 else pairs
         interval = compared.interval(usable, run.seed) if usable and compared.interval else None
-        yield compared.name, compared.unit, compared.higher_is_better, compared.value(usable), interval
+        yield compared.name, compared.unit, compared.higher_is_better, _estimate(compared.value(usable), interval)
     for known in DIVERGENCE_METRICS:
-        yield known.name, known.unit, False, None if judged is None else known.value(judged), None
+        yield known.name, known.unit, False, Estimate(None if judged is None else known.value(judged))
+    for one in FIDELITY_METRICS:
+        value, interval = (None, None) if scored is None else (one.value(scored), one.interval(scored, run.seed))
+        yield one.name, one.unit, one.higher_is_better, _estimate(value, interval)
     for ratio in RATIOS.values():
-        yield ratio.name, ratio.unit, ratio.higher_is_better, ratio(cell), ratio.interval(cell, run.seed)
+        found = _estimate(ratio(cell), ratio.interval(cell, run.seed))
+        yield ratio.name, ratio.unit, ratio.higher_is_better, found
     for ratio in (reject_rate, mean_accept_length):
-        yield f"{ratio.name}_prompt_mean", ratio.unit, ratio.higher_is_better, ratio.prompt_mean(cell), None
+        mean = Estimate(ratio.prompt_mean(cell))
+        yield f"{ratio.name}_prompt_mean", ratio.unit, ratio.higher_is_better, mean
     peaks = [sample.peak_bytes for sample in cell if sample.peak_bytes is not None]
-    yield "peak_bytes", "bytes", False, max(peaks, default=None), None
+    yield "peak_bytes", "bytes", False, Estimate(max(peaks, default=None))
+
+
+def _estimate(value: float | None, interval: Interval) -> Estimate:
+    return Estimate(value, None, *(interval or (None, None)))

@@ -180,11 +180,40 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class FidelityRecord:
+    """An output scored again by the full verifier, its text given, one line of ``fidelity.jsonl``.
+
+    ``tokens``  of the output; ``greedy`` how many of them are the full verifier's likeliest after the text before.
+    ``nll``  sum of -log of their probabilities, in nats; None where a logit is not finite.
+    ``overshoot``  log of the draft probability minus log of the full verifier's, of each accepted draft in order; None
+    where the drafter has no probability, or it cannot be computed again.
+
+    Probabilities are at the run's temperature (1 when greedy), before top-p and top-k.
+    """
+
+    run_id: str
+    task: str
+    example_id: str
+    arm: str
+    tokens: int
+    greedy: int
+    nll: float | None
+    overshoot: tuple[float, ...] | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.greedy <= self.tokens:
+            raise ValueError(f"want 0 <= greedy <= tokens, got {self}")
+        if self.overshoot is not None and len(self.overshoot) > self.tokens:
+            raise ValueError(f"more accepted drafts than tokens, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class ArmRecord:
     """Identity of an arm: what a table says about it beside its numbers.
 
     ``lossless`` is declared by the method from its settings, and true only if its output law is the full verifier's.
-    ``drafter`` and ``gate`` are None where the method has none.
+    ``drafter`` and ``gate`` are None where the method has none; a two-tier rule of acceptance says in ``gate`` what it
+    is set to, and for which law it is lossless if that is another one.
     """
 
     arm: str
@@ -219,7 +248,7 @@ class MetricRow:
     """One number of a table, tidy: no compound keys.
 
     ``value`` is None where undefined (0/0) and prints as a dash. ``low`` and ``high`` bound a 95 % interval, None when
-    there is none. ``source`` is ``ours`` or ``paper``.
+    there is none. ``source`` is ``ours`` or ``paper``. ``stderr`` is the standard error of a quality, else None.
     """
 
     run_id: str
@@ -234,3 +263,4 @@ class MetricRow:
     high: float | None
     n: int
     source: str
+    stderr: float | None = None

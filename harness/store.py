@@ -1,4 +1,4 @@
-"""The run folder: ``config.yaml``, ``run.json``, ``samples.jsonl``, ``divergences.jsonl`` and, last, ``summary.json``.
+"""The run folder: ``config.yaml``, ``run.json``, a file of lines for each kind of record and, last, ``summary.json``.
 
 A sample is on disk before the next one is measured, so a killed run keeps what it had. ``summary.json`` is written
 after everything else: its presence means the run is done. Not covered: two processes writing one folder; ``create``
@@ -25,15 +25,15 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import UserError, unknown
-from harness.records import SCHEMA, Divergence, RunRecord, SampleRecord
+from harness.records import SCHEMA, Divergence, FidelityRecord, RunRecord, SampleRecord
 
 CONFIG, RUN, SUMMARY = "config.yaml", "run.json", "summary.json"
-SAMPLES, DIVERGENCES = "samples.jsonl", "divergences.jsonl"
+SAMPLES, DIVERGENCES, FIDELITY = "samples.jsonl", "divergences.jsonl", "fidelity.jsonl"
 
-Line = SampleRecord | Divergence
-FILES: dict[type[Line], str] = {SampleRecord: SAMPLES, Divergence: DIVERGENCES}
+Line = SampleRecord | Divergence | FidelityRecord
+FILES: dict[type[Line], str] = {SampleRecord: SAMPLES, Divergence: DIVERGENCES, FidelityRecord: FIDELITY}
 """Where each kind of record goes, one a line."""
-Record = TypeVar("Record", SampleRecord, Divergence)
+Record = TypeVar("Record", SampleRecord, Divergence, FidelityRecord)
 
 
 class RunData(NamedTuple):
@@ -43,6 +43,7 @@ class RunData(NamedTuple):
     samples: tuple[SampleRecord, ...]
     dropped: int
     divergences: tuple[Divergence, ...]
+    fidelity: tuple[FidelityRecord, ...] = ()
 
 
 def new_run_id(name: str, now: datetime | None = None) -> str:
@@ -262,7 +263,7 @@ def _read_lines(path: Path, kind: type[Record], run_id: str) -> tuple[tuple[Reco
 
 
 def read(folder: str | Path) -> RunData:
-    """Run, samples and divergences of a run folder, finished or not. A run from before these were judged has none.
+    """A run folder, finished or not. One from before differences were judged or outputs scored again has none of them.
 
     Raises:
         UserError: files are missing, corrupt, of a newer schema, or of another run.
@@ -272,7 +273,9 @@ def read(folder: str | Path) -> RunData:
     samples, dropped = _read_lines(folder / SAMPLES, SampleRecord, run.run_id)
     path = folder / DIVERGENCES
     divergences, _ = _read_lines(path, Divergence, run.run_id) if path.is_file() else ((), 0)
-    return RunData(run, samples, dropped, divergences)
+    path = folder / FIDELITY
+    fidelity, _ = _read_lines(path, FidelityRecord, run.run_id) if path.is_file() else ((), 0)
+    return RunData(run, samples, dropped, divergences, fidelity)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

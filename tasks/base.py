@@ -70,6 +70,10 @@ class Task(ABC):
         """What is scored of a generated text."""
         return text.strip()
 
+    def program(self, example: Example, text: str) -> str:
+        """What is run of a generated text, where a metric runs programs: the prediction, unless the row adds to it."""
+        return self.prediction(text)
+
     def _examples(self, limit: int, calibration: bool) -> tuple[list[Example], DataSource]:
         if limit < 1:
             raise UserError(f"{self.name}: limit {limit}: want at least 1 row a task")

@@ -6,6 +6,8 @@ from functools import partial
 import torch
 
 from harness.decode.base import Decoder, Method, StopRule
+from harness.decode.block_verification import BlockVerification
+from harness.decode.cascade import Cascade, TokenV3
 from harness.decode.cascade_sd import CascadeSD
 from harness.decode.clasp import CLaSp
 from harness.decode.gate import AlwaysEscalate, Strictness
@@ -43,6 +45,12 @@ DRAFTERS: dict[str, Callable[[Model, Sequence[int]], DrafterFactory]] = {
 }
 METHODS: dict[str, Callable[[Tiers, Model, DrafterFactory, Sampling], Method]] = {
     "speculative": lambda tiers, model, drafter, sampling: Speculative(tiers, sampling, model, 5, drafter),
+    "block_verification": lambda tiers, model, drafter, sampling: Speculative(
+        tiers, sampling, model, 5, drafter, rule=BlockVerification
+    ),
+    "cascade_token_v3": lambda tiers, model, drafter, sampling: Speculative(
+        tiers, sampling, model, 5, drafter, rule=partial(Cascade, deferral=TokenV3())
+    ),
     "always_escalate": lambda tiers, model, drafter, sampling: ViaSD(
         tiers, sampling, model, 5, drafter, AlwaysEscalate()
     ),

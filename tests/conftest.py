@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 install_import_hook(
     [
         *("harness.model", "harness.decode", "harness.drafters", "harness.kernels", "harness.sampling"),
-        *("harness.dimr", "harness.divergence"),
+        *("harness.dimr", "harness.divergence", "harness.rescore", "harness.audit.judge"),
     ],
     "beartype.beartype",
 )

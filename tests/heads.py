@@ -1,15 +1,17 @@
 """Heads for tests: made of a verifier's own weights, so that they draft well now and then; and their naive twins."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.drafters import eagle, medusa, mtp
+from harness.drafters import eagle, medusa, mtp, small_lm
 from harness.drafters.base import Drafter
 from harness.drafters.heads import HeadDrafter, HeadTier
+from harness.drafters.weights import CARD_KEYS, save_drafter
 from harness.model.load import Model, matrices, norms
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
@@ -80,6 +82,23 @@ def head_drafter(
         return HeadDrafter(kind, HeadTier(tiers, head, source), sampling)
 
     return make
+
+
+def write_shipped_for(model: Model, root: Path) -> None:
+    """Random drafters for ``model`` in ``root``, at the paths where those of the embedded model are looked for."""
+    spec, generator = model.transformer.spec, torch.Generator().manual_seed(0)
+    shape = {"num_hidden_layers": 1, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads}
+    layer = {"model": model.name, "intermediate_size": 48, **shape}
+    medusa_config = {"model": model.name, "medusa_num_heads": 5, "medusa_num_layers": 1}
+    card = {key: {} if key == "held_out" else 1 for key in CARD_KEYS}
+    for kind, shapes, config in (
+        ("small_lm", small_lm.shapes, layer),
+        ("eagle", eagle.shapes, layer),
+        ("medusa", medusa.shapes, medusa_config),
+    ):
+        wanted = shapes(config, spec)
+        tensors = {name: torch.randn(size, generator=generator) * 0.05 for name, size in wanted.items()}
+        save_drafter(root / "results" / "drafters" / f"embedded_{kind}", kind, config, tensors, card)
 
 
 def rms(x: Tensor, gain: Tensor, eps: float = 1e-5) -> Tensor:

@@ -25,7 +25,7 @@ from harness.model.toy import toy_model
 from harness.records import SampleRecord
 from harness.sampling import Chooser, Sampling
 from harness.store import read
-from tasks.qa import QuestionAnswering
+from tasks.web_questions import WebQuestions
 from tests.toys import shapes_unchecked
 
 ORACLE = partial(SelfSkip, mask=[0, 1, 2, 3, 4, 5])
@@ -49,9 +49,9 @@ class Slip(Autoregressive):
 FEW = {"limit": 2, "max_new_tokens": 4}
 
 
-def qa(**settings: Any) -> QuestionAnswering:
+def qa(**settings: Any) -> WebQuestions:
     """Short prompts of different lengths."""
-    return QuestionAnswering(**{"source": "builtin"} | settings)
+    return WebQuestions(**{"source": "builtin"} | settings)
 
 
 @contextmanager

@@ -30,8 +30,9 @@ from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import toy_model
 from harness.sampling import Chooser, Sampling
 from harness.store import find_runs, read, read_config
-from tasks.qa import QuestionAnswering
-from tasks.reasoning import Reasoning
+from tasks.gsm8k import Gsm8k
+from tasks.web_questions import WebQuestions
+from tests.heads import write_shipped_for
 from tests.runs import files, main, outcome, qa, run_bench, unreported
 from tests.toys import shapes_unchecked
 
@@ -50,8 +51,10 @@ ARMS: dict[str, partial[Any]] = {
 @pytest.fixture(scope="module", params=EXPERIMENTS)
 def experiment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A short run of each shipped experiment with the toy model: its name and its results folder."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp(request.param.replace("/", "_")) / "out"
+    write_shipped_for(toy_model(), folder.parent)
     with pytest.MonkeyPatch.context() as patched, shapes_unchecked():
+        patched.chdir(folder.parent)
         patched.setattr(compare, "RESAMPLES", 200)
         main(patched, f"+experiment={request.param}", "limit=2", "max_new_tokens=8", f"results_dir={folder}")
     yield request.param, folder
@@ -68,7 +71,7 @@ def test_an_experiment_writes_its_run_tables_and_figure(experiment: tuple[str, P
     name = read_config(run_folder)["name"]
     expected = {f"runs/{run.run_id}/{file}" for file in ("config.yaml", "run.json", "samples.jsonl", "summary.json")}
     differing = f"runs/{run.run_id}/divergences.jsonl"
-    expected.add(differing)
+    expected |= {differing, f"runs/{run.run_id}/fidelity.jsonl"}
     expected |= {f"tables/{name}{ending}" for ending in (".md", ".csv", "_positions.csv")}
     expected |= {f"figures/{name}{ending}" for ending in (".png", ".pdf")}
     assert set(files(folder)) == expected
@@ -120,6 +123,7 @@ def test_an_experiment_run_again_gives_the_same_tokens_and_scores(
 ) -> None:
     """With one prompt a task instead of two: the limit says how many prompts there are, not which."""
     name, folder = experiment
+    monkeypatch.chdir(folder.parent)
     with unreported():
         main(monkeypatch, f"+experiment={name}", "limit=1", "max_new_tokens=8", f"results_dir={tmp_path}")
     (first,), (again,) = find_runs(folder), find_runs(tmp_path)
@@ -129,7 +133,14 @@ def test_an_experiment_run_again_gives_the_same_tokens_and_scores(
 
 
 def test_the_command_line_runs_from_anywhere_without_a_terminal(tmp_path: Path) -> None:
-    arguments = ["model=toy", "source=builtin", "task=qa", "method=speculative", "limit=1", "max_new_tokens=2"]
+    arguments = [
+        "model=toy",
+        "source=builtin",
+        "task=web_questions",
+        "method=speculative",
+        "limit=1",
+        "max_new_tokens=2",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
         cwd=tmp_path,
@@ -140,7 +151,7 @@ def test_the_command_line_runs_from_anywhere_without_a_terminal(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     (run_folder,) = find_runs(tmp_path / "results")
-    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 5 + 3 + 2
+    assert all(file.startswith("results/") for file in files(tmp_path)) and len(files(tmp_path)) == 6 + 3 + 2
     assert f"run folder {run_folder.relative_to(tmp_path)}" in done.stderr
     assert "speculative" in done.stdout and "wrote results/tables/run.md" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr and "Traceback" not in done.stderr
@@ -194,7 +205,7 @@ def test_a_seed_fixes_every_draw(tmp_path: Path) -> None:
     assert all(one[key][0] != other[key][0] for key in one), "ten hot tokens all alike"
 
 
-class Turned(QuestionAnswering):
+class Turned(WebQuestions):
     """The same examples in another order."""
 
     def load(self, limit: int, seed: int) -> Any:
@@ -216,7 +227,7 @@ def test_an_output_does_not_depend_on_the_order_of_prompts(temperature: float, t
 
 def test_a_run_records_what_it_ran_on_and_with(tmp_path: Path) -> None:
     folder = run_bench(
-        tmp_path, ARMS, {"qa": qa(), "reasoning": Reasoning(source="builtin")}, model=partial(toy_model, "float32"),
+        tmp_path, ARMS, {"qa": qa(), "reasoning": Gsm8k(source="builtin")}, model=partial(toy_model, "float32"),
         seed=5, run_name="my run",
     )  # fmt: skip
     run, samples, *_ = read(folder)
@@ -231,15 +242,15 @@ def test_a_run_records_what_it_ran_on_and_with(tmp_path: Path) -> None:
         "speculative": ("speculative", "self_skip(0.67)", None, True),
         "via_sd": ("via_sd", "self_skip(0.67)", "strictness(0.5, 0.3)", False),
     }
-    assert run.data["qa"] == qa().load(2, 5)[1] and run.data["reasoning"].location == "tasks/builtin/reasoning.jsonl"
-    for task in (qa(), Reasoning(source="builtin")):
+    assert run.data["qa"] == qa().load(2, 5)[1] and run.data["reasoning"].location == "tasks/builtin/gsm8k.jsonl"
+    for name, task in (("qa", qa()), ("reasoning", Gsm8k(source="builtin"))):
         hashes = []
         for example in task.load(2, 5)[0]:
             ids = ByteTokenizer().encode(task.template.replace("{input}", example.input))
             hashes.append(hashlib.sha256(json.dumps(ids).encode()).hexdigest())
             assert {s.prompt_sha for s in samples if s.example_id == example.id} == {hashes[-1]}
             assert {s.prompt_tokens for s in samples if s.example_id == example.id} == {len(ids)}
-        assert run.prompts_sha[task.name] == hashlib.sha256("".join(hashes).encode()).hexdigest()
+        assert run.prompts_sha[name] == hashlib.sha256("".join(hashes).encode()).hexdigest()
     assert all((s.input_cut, s.peak_bytes) == (0, None) and s.prefill_s > 0 < s.decode_s for s in samples)
 
 
@@ -254,7 +265,7 @@ def test_the_config_of_a_run_has_what_was_asked_for(tmp_path: Path, monkeypatch:
     with unreported():
         main(
             monkeypatch,
-            "task=qa",
+            "task=web_questions",
             "method=via_sd",
             "limit=1",
             "max_new_tokens=3",
@@ -264,7 +275,9 @@ def test_the_config_of_a_run_has_what_was_asked_for(tmp_path: Path, monkeypatch:
     (folder,) = find_runs(tmp_path)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["limit"], config["max_new_tokens"], config["gamma"]) == (1, 3, 5)
-    assert config["methods"]["via_sd"]["gate"]["alpha1"] == 0.7 and config["tasks"]["qa"]["source"] == "builtin"
+    assert (
+        config["methods"]["via_sd"]["gate"]["alpha1"] == 0.7 and config["tasks"]["web_questions"]["source"] == "builtin"
+    )
     assert read(folder).run.arms[1].gate == "strictness(0.7, 0.3)"
 
 

@@ -17,15 +17,13 @@ from harness.decode.via_sd import ViaSD
 from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
 from harness.metrics import complete_prompts
-from harness.model import load as load_module
 from harness.model.load import Model
 from harness.model.tiers import Tiers
-from harness.model.tokenizer import ByteTokenizer
-from harness.model.toy import toy_model
 from harness.records import MetricRow, RunRecord, SampleRecord
 from harness.sampling import Chooser, Sampling
 from harness.store import read
 from tests.runs import files, main, refused, run_bench, unreported
+from tests.toys import write_checkpoint
 
 ARMS: dict[str, partial[Any]] = {
     "speculative": partial(Speculative, gamma=3, drafter=SelfSkip),
@@ -125,14 +123,20 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_measured(
     arm = f"+methods.failing={{_target_:{__name__}.Failing,_partial_:true,how:{how}}}"
     with pytest.raises(RuntimeError if status is None else SystemExit) as caught, unreported():
         main(
-            monkeypatch, "task=qa", "method=speculative", arm, "limit=3", "max_new_tokens=4", f"results_dir={tmp_path}"
+            monkeypatch,
+            "task=web_questions",
+            "method=speculative",
+            arm,
+            "limit=3",
+            "max_new_tokens=4",
+            f"results_dir={tmp_path}",
         )
     if status is not None:
         assert isinstance(caught.value, SystemExit) and caught.value.code == status
         last = capsys.readouterr().err.splitlines()[-1]
         assert last == ("harness: interrupted" if how == "interrupt" else "harness: error: this went wrong")
     (folder,) = (tmp_path / "runs").iterdir()
-    kept = ["config.yaml", "divergences.jsonl", "run.json", "samples.jsonl"]
+    kept = ["config.yaml", "divergences.jsonl", "fidelity.jsonl", "run.json", "samples.jsonl"]
     assert sorted(path.name for path in folder.iterdir()) == kept
     data = read(folder)
     assert (data.run.status, data.dropped) == ("failed", 0)
@@ -144,7 +148,7 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_measured(
 def test_a_run_without_a_task_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match=r"^no task is chosen: write task=translation"):
+    with pytest.raises(UserError, match=r"^no task is chosen: write task=wmt14_de_en"):
         run_bench(tmp_path, ARMS, {}, model=unloaded)
     assert refused(monkeypatch, capsys, "task=[]", f"results_dir={tmp_path}").startswith("no task is chosen")
     assert list(tmp_path.iterdir()) == []
@@ -173,23 +177,27 @@ def test_a_missing_mask_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(
-        monkeypatch, capsys, "task=qa", "drafter=self_skip", "drafter.mask=no/mask.json", f"results_dir={tmp_path}"
+        monkeypatch,
+        capsys,
+        "task=web_questions",
+        "drafter=self_skip",
+        "drafter.mask=no/mask.json",
+        f"results_dir={tmp_path}",
     )
-    assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set model.slim_mask")
+    assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set drafter.mask")
     assert files(tmp_path) == []
 
 
 def test_a_missing_mask_of_a_loaded_model_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(load_module, "load_transformer", lambda folder, dtype, device: toy_model(dtype).transformer)
-    monkeypatch.setattr(load_module, "load_tokenizer", lambda folder, spec: ByteTokenizer())
+    folder, results = write_checkpoint(tmp_path / "model"), tmp_path / "results"
     line = refused(
-        monkeypatch, capsys, "task=qa", "model=embedded", f"model.full={tmp_path}", "model.slim_mask=no/mask.json",
-        f"results_dir={tmp_path}",
+        monkeypatch, capsys, "task=web_questions", "model=embedded", f"model.full={folder}",
+        "model.slim_mask=no/mask.json", f"results_dir={results}",
     )  # fmt: skip
     assert line.startswith("layer mask 'no/mask.json' does not exist; make one with job=search, or set model.slim_mask")
-    assert files(tmp_path) == []
+    assert not results.exists()
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
@@ -198,14 +206,16 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
     rows = [{"question": "short", "answers": ["a"]}, {"question": "long " * 1700, "answers": ["a"]}]
     (tmp_path / "web_questions_test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     line = refused(
-        monkeypatch, capsys, "task=qa", "source=local", f"data_dir={tmp_path}", f"results_dir={tmp_path / 'results'}",
-        "tasks.qa.max_input_tokens=9000", "limit=2",
+        monkeypatch, capsys, "task=web_questions", "source=local", f"data_dir={tmp_path}",
+        f"results_dir={tmp_path / 'results'}", "tasks.web_questions.max_input_tokens=9000", "limit=2",
     )  # fmt: skip
-    assert line.startswith("qa, example web_questions-1: prompt and output need ")
-    assert line.endswith("the model has 8192; lower tasks.qa.max_input_tokens or max_new_tokens or gamma.")
+    assert line.startswith("web_questions, example web_questions-1: prompt and output need ")
+    assert line.endswith("the model has 8192; lower tasks.web_questions.max_input_tokens or max_new_tokens or gamma.")
     assert files(tmp_path) == ["web_questions_test.jsonl"]
-    line = refused(monkeypatch, capsys, "task=qa", "max_new_tokens=9000", f"results_dir={tmp_path / 'results'}")
-    assert "the model has 8192; lower tasks.qa.max_input_tokens or max_new_tokens or gamma." in line
+    line = refused(
+        monkeypatch, capsys, "task=web_questions", "max_new_tokens=9000", f"results_dir={tmp_path / 'results'}"
+    )
+    assert "the model has 8192; lower tasks.web_questions.max_input_tokens or max_new_tokens or gamma." in line
     assert files(tmp_path) == ["web_questions_test.jsonl"]
 
 
@@ -213,11 +223,11 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
     ("argument", "message"),
     {
         "model.slim_mask=5": "model.slim_mask is 5 (int): want ",
-        "tasks.translation.stop=5": "tasks.translation.stop is 5 (int): want ",
+        "tasks.wmt14_de_en.stop=5": "tasks.wmt14_de_en.stop is 5 (int): want ",
         "seed=99999999999999999999": "seed=99999999999999999999: want 0 or more, below 2**63",
         "model.seed=99999999999999999999": "model.seed=99999999999999999999: want 0 or more, below 2**63",
         f"name={'n' * 260}": "name=",
-        "gamma=100000": "translation, example builtin-translation-0: prompt and output need",
+        "gamma=100000": "wmt14_de_en, example builtin-wmt14_de_en-0: prompt and output need",
     }.items(),
 )
 def test_a_value_only_the_called_code_can_judge_is_one_line_too(
@@ -242,6 +252,6 @@ def test_rows_that_json_takes_and_nobody_can_use_name_their_line(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "web_questions_test.jsonl").write_text(row + "\n")
-    settings = ("task=qa", "source=local", f"data_dir={tmp_path}", f"results_dir={tmp_path / 'results'}")
+    settings = ("task=web_questions", "source=local", f"data_dir={tmp_path}", f"results_dir={tmp_path / 'results'}")
     line = refused(monkeypatch, capsys, *settings)
     assert "web_questions_test.jsonl, line 1, column 1: " in line

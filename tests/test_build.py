@@ -66,7 +66,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_report_needs_no_torch() -> None:
-    assert PROJECT["optional-dependencies"].keys() == {"run", "report", "wandb", "gpu", "dev"}
+    assert PROJECT["optional-dependencies"].keys() == {"run", "report", "code", "wandb", "gpu", "dev"}
     names = {Requirement(item).name for item in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["report"]}
     assert names.isdisjoint({"torch", "transformers", "datasets", "accelerate", "safetensors"})
 
@@ -76,7 +76,10 @@ def test_every_package_that_is_imported_is_installed_by_the_run_extra() -> None:
     distributions = packages_distributions()
     declared = {
         canonicalize_name(Requirement(line).name)
-        for line in (*PROJECT["dependencies"], *EXTRAS["run"], *EXTRAS["wandb"], *EXTRAS["gpu"])
+        for line in (
+            *PROJECT["dependencies"],
+            *(line for name in ("run", "code", "wandb", "gpu") for line in EXTRAS[name]),
+        )
     }
     imported: dict[str, str] = {}
     for path in (*ROOT.glob("harness/**/*.py"), *ROOT.glob("tasks/**/*.py")):

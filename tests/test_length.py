@@ -198,7 +198,7 @@ def test_records_say_which_rule_it_was() -> None:
 
 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    few = ("task=qa", "limit=1", "max_new_tokens=6", f"results_dir={tmp_path}")
+    few = ("task=web_questions", "limit=1", "max_new_tokens=6", f"results_dir={tmp_path}")
     asked = ("drafter=graft", "length=adaptive", "length.first=2")
     with unreported():
         main(monkeypatch, *few, *asked, "method=speculative")

@@ -24,7 +24,6 @@ from harness.compare import (
 )
 from harness.errors import UserError
 from harness.records import BlockTrace, Divergence, RunRecord, SampleRecord
-from harness.scoring import METRICS
 from tests.rows import BONUS, CHEAP, CUT, MIXED, REJECTED, E, divergence, plain, run_record, sample, two_arms
 
 # Examined 4 + 1 + 2 = 7, kept 3 + 0 + 2 = 5, drafted 4 + 3 + 2 = 9, emitted 4 + 1 + 2 + 1 = 8, blocks 4.
@@ -302,17 +301,3 @@ def test_an_unfinished_prompt_is_refused_and_can_be_left_out() -> None:
     with pytest.raises(UserError, match="method lacks 1: 3"):
         metrics.rows(run_record(), samples)
     assert metrics.complete_prompts(run_record(), samples) == two_arms()
-
-
-def test_quality_interval_of_a_mean_and_of_a_corpus_metric() -> None:
-    def scored(index: int, prediction: str, metric: str) -> SampleRecord:
-        score = METRICS[metric].sample(prediction, ["the old cat sat on the mat"])
-        made = sample(tokens=1, example=str(index), prediction=prediction, scores={metric: score})
-        return replace(made, references=("the old cat sat on the mat",))
-
-    texts = ["the old cat sat on the mat", "the old dog sat on the mat", "a cat", "the old cat sat on a mat"]
-    for name in ("f1", "bleu"):
-        value, interval = metrics.quality(METRICS[name], [scored(i, t, name) for i, t in enumerate(texts)], seed=0)
-        assert value is not None and interval is not None
-        assert interval[0] < value < interval[1]
-    assert metrics.quality(METRICS["bleu"], [scored(0, texts[1], "bleu")], seed=0)[1] is None

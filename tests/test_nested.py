@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.decode import nested as nested_module
-from harness.decode import speculative as speculative_module
+from harness.decode import rule as rule_module
 from harness.decode.accept import first_stop
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
@@ -42,7 +42,7 @@ def test_keeping_one_draft_too_many_breaks_equality(method: str, monkeypatch: py
     def too_many(kept: torch.Tensor) -> torch.Tensor:
         return (first_stop(kept) + 1).clamp(max=len(kept))
 
-    monkeypatch.setattr(speculative_module, "first_stop", too_many)
+    monkeypatch.setattr(rule_module, "first_stop", too_many)
     assert sum(one != other for one, other in (pair(method, seed) for seed in range(24))) > 10
 
 

@@ -219,7 +219,7 @@ def test_a_bench_of_a_random_model_runs_to_its_end(tmp_path: Path, monkeypatch: 
     main(
         monkeypatch,
         *("model=random_llama_1b", *SCALED, "model.device=cpu", f"results_dir={tmp_path}"),
-        *("task=qa", "drafter=self_skip", "limit=1", "max_new_tokens=8"),
+        *("task=web_questions", "drafter=self_skip", "limit=1", "max_new_tokens=8"),
     )
     (folder,) = (tmp_path / "runs").iterdir()
     run, samples, *_ = read(folder)
@@ -232,7 +232,7 @@ def test_a_model_that_cannot_fit_ends_the_command_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(random_weights, "available_bytes", lambda place: 10**9)
-    chosen = ("model=random_gemma2_9b", "model.device=cpu", f"results_dir={tmp_path}", "limit=1", "task=qa")
+    chosen = ("model=random_gemma2_9b", "model.device=cpu", f"results_dir={tmp_path}", "limit=1", "task=web_questions")
     said = refused(monkeypatch, capsys, *chosen)
     assert said.startswith("the weights of random_gemma2_9b need 18.5 GB on cpu, which has 1.0 GB: take ")
     assert not list(tmp_path.iterdir())

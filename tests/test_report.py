@@ -26,6 +26,7 @@ from harness.records import (
     StopReason,
 )
 from harness.report import figures, tables
+from harness.report.drafters import compares_drafters, drafters_figure
 from harness.store import RunFolder
 
 DASH = tables.DASH
@@ -339,3 +340,24 @@ def test_reporting_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: Path) -> None:
+    drafters = ("prompt_lookup", "retrieval", "eagle(head)")
+    arms = [RUN.arms[0]]
+    for drafter in drafters:
+        arms += [replace(arm, arm=f"{arm.method}_{drafter}", drafter=drafter) for arm in RUN.arms[1:]]
+    run = replace(RUN, arms=tuple(arms))
+    made = [replace(one, arm=arm.arm) for arm in arms for one in samples() if one.arm == arm.method]
+    report_of_run = tables.build(run, made)
+    assert compares_drafters([report_of_run]) and not compares_drafters([tables.build(RUN, samples())])
+    figure = drafters_figure(report_of_run)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["qa (n = 2)", "translation (n = 2)"] * 2
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(drafters)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["speculative", "via_sd (lossy)"]
+    for axes, values in zip(figure.axes[::2], ({2.0, 0.5}, None), strict=True):
+        marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+        assert len(marks) == 6 and {round(float(np.asarray(line.get_ydata())[0])) for line in marks} == {0, 1, 2}
+        assert values is None or {round(float(np.asarray(line.get_xdata())[0]), 6) for line in marks} == values
+    paths = write_reports([report_of_run], tmp_path / "t", tmp_path / "f", "run")
+    assert [path.name for path in paths[-2:]] == ["run.png", "run.pdf"]

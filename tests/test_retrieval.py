@@ -210,7 +210,7 @@ def test_texts_of_files(tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("all\nof it\n")
     assert list(read_texts([str(rows), str(plain)])) == ["one\u2028", "two", "three", "", "all\nof it\n"]
-    shipped = list(read_texts(["tasks/builtin/qa_calibration.jsonl"]))
+    shipped = list(read_texts(["tasks/builtin/web_questions_calibration.jsonl"]))
     assert len(shipped) > 24 and "Mount Everest" in shipped
 
 

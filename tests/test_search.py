@@ -23,13 +23,13 @@ from harness.model.toy import toy_model
 from harness.proposals import Evaluation
 from harness.records import DataSource, Example
 from harness.store import find_runs, read
-from tasks.qa import QuestionAnswering
+from tasks.web_questions import WebQuestions
 from tests.runs import files, main, refused, unreported
 
 DEPTH = 6
 
 
-class CalibrationOnly(QuestionAnswering):
+class CalibrationOnly(WebQuestions):
     """A task whose test rows nobody may read."""
 
     def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:
@@ -73,9 +73,9 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     assert best["search_s"] == pytest.approx(sum(float(row["seconds"]) for row in rows), abs=0.01)
     assert best["calibration_s"] > 0 and rows.index(cheapest) + 1 == best["best_at"]
     assert best["kept_share"] == pytest.approx(len(best["kept_layers"]) / DEPTH)
-    _, source = QuestionAnswering(source="builtin").calibration(2, 0)
+    _, source = WebQuestions(source="builtin").calibration(2, 0)
     assert best["calibration"]["qa"] == {
-        "source": "builtin: tasks/builtin/qa_calibration.jsonl",
+        "source": "builtin: tasks/builtin/web_questions_calibration.jsonl",
         "rows": 2,
         "sha256": source.sha256,
     }
@@ -101,7 +101,7 @@ def test_a_mask_is_replaced_only_when_asked(tmp_path: Path) -> None:
 def test_the_jobs_cost_is_that_of_its_calibration_rows(tmp_path: Path) -> None:
     """The same prompts, built here from the rows and the template."""
     best = json.loads(search_toy(tmp_path, alpha=0.3, beta=0.8).read_text())
-    task, model = QuestionAnswering(source="builtin"), toy_model()
+    task, model = WebQuestions(source="builtin"), toy_model()
     texts = []
     for example in task.calibration(2, 0)[0]:
         prompt = model.tokenizer.encode(task.template.replace("{input}", example.input))
@@ -180,7 +180,7 @@ def test_a_search_that_replaces_a_mask_keeps_it_until_it_is_done(
 
 
 def test_calibration_rows_are_never_test_rows() -> None:
-    task = QuestionAnswering(source="builtin")
+    task = WebQuestions(source="builtin")
     (test, _), (calibration, _) = task.load(10**6, 0), task.calibration(10**6, 0)
     assert not {example.id for example in test} & {example.id for example in calibration}
     assert not {example.input for example in test} & {example.input for example in calibration}
@@ -195,7 +195,7 @@ def test_masks_land_in_their_folder_whatever_the_model_is_called(tmp_path: Path,
     assert json.loads(path.read_text())["model"] == name
 
 
-SHORT = ("job=search_short", "task=qa", "job.evaluations=2", "job.prompts=1", "job.new_tokens=3")
+SHORT = ("job=search_short", "task=web_questions", "job.evaluations=2", "job.prompts=1", "job.new_tokens=3")
 
 
 def test_a_searched_list_of_layers_serves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_a_searched_file_serves_a_run_of_a_model_from_disk(tmp_path: Path, monke
 
 def env_of_run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> Mapping[str, str]:
     """A short run of the slim verifier; what its record says of the machine."""
-    few = ("task=qa", "method=via_sd", "limit=1", "max_new_tokens=3", f"results_dir={folder}")
+    few = ("task=web_questions", "method=via_sd", "limit=1", "max_new_tokens=3", f"results_dir={folder}")
     with unreported():
         main(monkeypatch, *few, *arguments)
     (run_folder,) = find_runs(folder)
@@ -278,7 +278,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_decoded(
     toy_spec = toy.toy_spec
     monkeypatch.setattr(toy, "toy_spec", lambda **sizes: toy_spec(**sizes | {"max_positions": 64}))
     line = refused(monkeypatch, capsys, *SHORT, f"results_dir={tmp_path}")
-    assert "example builtin-qa-calibration-0: " in line and "the model has 64" in line
+    assert "example builtin-web_questions-calibration-0: " in line and "the model has 64" in line
     assert files(tmp_path) == []
 
 

@@ -35,7 +35,7 @@ from tests.toys import shapes_unchecked
 
 SMALL_RUN = (
     *("job=speed", "limit=3", "max_new_tokens=4", "job.repeats=6", "job.blocks=[1,3]", "job.contexts=[8,20,9000]"),
-    *("job.draft_layers=2", "job.matrix_mib=1", "tasks.summarization.max_input_tokens=40"),
+    *("job.draft_layers=2", "job.matrix_mib=1", "tasks.cnn_dailymail.max_input_tokens=40"),
 )
 
 
@@ -90,7 +90,7 @@ def test_the_record_says_what_ran_on_what(toy: Run) -> None:
     assert {"torch", "transformers", "cpu", "cores", "load_average"} <= set(run.env)
     assert {"prompts": 3, "limit": 3, "repeats": 6, "blocks": [1, 3], "gamma": 5}.items() <= settings.items()
     assert settings["model"]["_target_"] == "harness.model.toy.toy_model"
-    assert list(run.data) == ["translation", "summarization", "reasoning"], "qa has no turn among three prompts"
+    assert list(run.data) == ["wmt14_de_en", "cnn_dailymail", "gsm8k"], "web_questions has no turn among three prompts"
     assert list(toy.record.tiers) == ["full", "slim", "draft", "self_skip"]
 
 
@@ -111,9 +111,9 @@ def test_each_prompt_is_decoded_by_each_arm_that_has_it(toy: Run) -> None:
     tasks = {arm: [task for task, _ in prompts] for arm, prompts in found.items()}
     arms = ("autoregressive", "speculative", "via_sd")
     assert {arm: sorted(on) for arm, on in tasks.items()} == (
-        {(arm, False): ["reasoning", "summarization", "translation"] for arm in arms}
-        | {(arm, True): ["reasoning", "translation"] for arm in arms}
-        | {(LOOKUP, False): ["summarization"] * 3}
+        {(arm, False): ["cnn_dailymail", "gsm8k", "wmt14_de_en"] for arm in arms}
+        | {(arm, True): ["gsm8k", "wmt14_de_en"] for arm in arms}
+        | {(LOOKUP, False): ["cnn_dailymail"] * 3}
     )
     assert all(len(set(prompts)) == len(prompts) for prompts in found.values())
     assert all(1 <= len(one.token_ids) <= 4 for one in toy.record.decodes)
@@ -196,13 +196,20 @@ def test_prompt_lookup_runs_on_the_mix_where_its_task_was_not_chosen_and_a_tier_
 ) -> None:
     found = run(
         tmp_path,
-        *(*SMALL_RUN[:-1], "task=qa", "limit=2", "job.draft_layers=6", "job.self_skip=null", "job.transformers=false"),
+        *(
+            *SMALL_RUN[:-1],
+            "task=web_questions",
+            "limit=2",
+            "job.draft_layers=6",
+            "job.self_skip=null",
+            "job.transformers=false",
+        ),
     )
-    assert {one.task for one in found.record.decodes if one.arm == LOOKUP} == {"qa"}
+    assert {one.task for one in found.record.decodes if one.arm == LOOKUP} == {"web_questions"}
     assert list(found.record.tiers) == ["full", "slim"]
     assert found.record.notes[1:] == (
         "tier draft: left out, the model has no more than job.draft_layers=6 layers",
-        "prompt look-up on the mix: summarization is not among the tasks",
+        "prompt look-up on the mix: cnn_dailymail is not among the tasks",
     )
     assert {pair.reason for pair in found.record.comparisons} == {"job.transformers=false"}
     assert {row.name for row in found.rows if row.metric == "time_ratio"} == {"c'"}
@@ -255,7 +262,7 @@ def test_a_run_that_fails_keeps_what_it_measured(tmp_path: Path, monkeypatch: py
     record, numbers = read(tmp_path)
     assert record.run.status == "failed" and numbers == []
     assert len(record.products) == 2 and len(record.forwards) == 16
-    assert {one.task for one in record.decodes} == {"translation"}, "the first prompt, with all its arms"
+    assert {one.task for one in record.decodes} == {"wmt14_de_en"}, "the first prompt, with all its arms"
 
 
 @pytest.fixture
@@ -269,17 +276,17 @@ def test_its_defaults_are_its_own_and_the_command_line_beats_them(conf: None) ->
     cfg = compose("config", ["job=speed"])
     check(cfg)
     assert (cfg.job.prompts, cfg.limit, cfg.max_new_tokens, cfg.temperature, cfg.name) == (6, 6, 48, 1.0, "speed")
-    assert list(cfg.tasks) == ["translation", "summarization", "reasoning", "qa"]
+    assert list(cfg.tasks) == ["wmt14_de_en", "cnn_dailymail", "gsm8k", "web_questions"]
     assert list(cfg.job.contexts) == [64, 256, 1024, 2048] and list(cfg.job.blocks) == [1, 2, 4, 6, 8, 16, 32]
     assert compose("config", ["job=speed", "job.prompts=20"]).job.prompts == 20
     assert compose("config", ["job=speed", "limit=20"]).job.prompts == 20
-    other = compose("config", ["max_new_tokens=8", "task=qa", "job=speed"])
-    assert (other.max_new_tokens, list(other.tasks)) == (8, ["qa"])
+    other = compose("config", ["max_new_tokens=8", "task=web_questions", "job=speed"])
+    assert (other.max_new_tokens, list(other.tasks)) == (8, ["web_questions"])
 
 
 def test_another_job_keeps_the_plain_defaults(conf: None) -> None:
     cfg = compose("config", ["job=search"])
-    assert (cfg.limit, cfg.max_new_tokens, cfg.name, list(cfg.tasks)) == (8, 64, "run", ["translation"])
+    assert (cfg.limit, cfg.max_new_tokens, cfg.name, list(cfg.tasks)) == (8, 64, "run", ["wmt14_de_en"])
 
 
 def test_help_says_how_to_get_narrow_intervals() -> None:
@@ -292,7 +299,7 @@ def test_the_embedded_model_beside_transformers(tmp_path: Path) -> None:
     found = run(
         tmp_path,
         *("model=embedded", "job=speed", "limit=1", "max_new_tokens=8", "job.repeats=1", "job.blocks=[1,6]"),
-        *("job.contexts=[64]", "job.matrix_mib=64", "tasks.summarization.max_input_tokens=200"),
+        *("job.contexts=[64]", "job.matrix_mib=64", "tasks.cnn_dailymail.max_input_tokens=200"),
     )
     record = found.record
     assert record.notes == () and [pair.reason for pair in record.comparisons] == [None] * 3
@@ -313,5 +320,5 @@ def test_the_embedded_model_beside_transformers(tmp_path: Path) -> None:
     small = next(row for row in found.rows if (row.name, row.metric) == (SMALL, "held_over_speculative"))
     assert small.value is not None and small.value > 1.2, "weights of its own"
     page = (tmp_path / "tables" / "speed.md").read_text()
-    assert "autoregressive, small_lm: 1 of translation; prompt look-up: 1 of summarization." in page
+    assert "autoregressive, small_lm: 1 of wmt14_de_en; prompt look-up: 1 of cnn_dailymail." in page
     assert f"transformers {record.run.env['transformers']}" in page

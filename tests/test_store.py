@@ -42,7 +42,7 @@ from harness.store import (
 BLOCK = BlockTrace(0, 4, 3, (Route.ACCEPT, Route.ESCALATE, Route.REGENERATE), 2, 3, 0, 3, 1, 1)
 GENERATION = Generation((5, 6, 7), (BLOCK,), StopReason.STOP_STRING)
 ARM = ArmRecord("via_sd", "via_sd", "prompt_lookup", "strictness", False)
-SOURCE = DataSource("builtin", "tasks/builtin/qa.jsonl", "test", None, None, "ab" * 32, 24)
+SOURCE = DataSource("builtin", "tasks/builtin/web_questions.jsonl", "test", None, None, "ab" * 32, 24)
 RUN = RunRecord(
     run_id="run-1",
     schema=SCHEMA,
@@ -132,7 +132,7 @@ def test_a_run_reads_back_and_ends_with_its_summary(tmp_path: Path) -> None:
     folder = made(tmp_path)
     assert not is_finished(folder.path) and read(folder.path).run == RUN
     folder.finish({"rows": [ROW]})
-    run, samples, dropped, _ = read(folder.path)
+    run, samples, dropped, *_ = read(folder.path)
     assert run == replace(RUN, status="finished") and dropped == 0
     assert [sample.example_id for sample in samples] == ["qa-0", "qa-1"] and samples[0].text == SAMPLE.text
     assert is_finished(folder.path)
@@ -141,6 +141,7 @@ def test_a_run_reads_back_and_ends_with_its_summary(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.path.iterdir()) == [
         "config.yaml",
         "divergences.jsonl",
+        "fidelity.jsonl",
         "run.json",
         "samples.jsonl",
         "summary.json",
@@ -187,7 +188,7 @@ def test_a_half_written_last_line_is_dropped_and_counted(tmp_path: Path, keep: i
     path = folder.path / "samples.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:keep])
-    run, samples, dropped, _ = read(folder.path)
+    run, samples, dropped, *_ = read(folder.path)
     assert (len(samples), dropped) == (1, 1) and run == RUN
 
 

@@ -15,18 +15,18 @@ from harness.errors import UserError
 from harness.scoring import METRICS
 from tasks import hub, source
 from tasks.base import Task
-from tasks.qa import QuestionAnswering
-from tasks.reasoning import Reasoning
-from tasks.summarization import Summarization
-from tasks.translation import Translation
+from tasks.cnn_dailymail import CnnDailyMail
+from tasks.gsm8k import Gsm8k
+from tasks.web_questions import WebQuestions
+from tasks.wmt14 import Wmt14DeEn
 
 ROOT = Path(__file__).parents[1]
-TASKS: list[type[Task]] = [Translation, Summarization, Reasoning, QuestionAnswering]
+TASKS: list[type[Task]] = [Wmt14DeEn, CnnDailyMail, Gsm8k, WebQuestions]
 COLUMNS = {
-    "translation": {"translation"},
-    "summarization": {"article", "highlights", "id"},
-    "reasoning": {"question", "answer"},
-    "qa": {"url", "question", "answers"},
+    "wmt14_de_en": {"translation"},
+    "cnn_dailymail": {"article", "highlights", "id"},
+    "gsm8k": {"question", "answer"},
+    "web_questions": {"url", "question", "answers"},
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -71,7 +71,7 @@ def test_builtin_rows_are_enough_and_have_the_columns(task: type[Task]) -> None:
     )
     assert len(test) >= 24 and len(calibration) >= 8
     assert all(set(row) == COLUMNS[task.name] for row in test + calibration)
-    if task is Summarization:
+    if task is CnnDailyMail:
         assert all(150 <= len(row["article"].split()) <= 600 for row in test + calibration)
 
 
@@ -114,20 +114,22 @@ def test_the_first_rows_whatever_the_seed_and_the_digest_follows_them(task: type
 
 def test_digest_does_not_depend_on_where_rows_lie(tmp_path: Path) -> None:
     folder = qa_folder(tmp_path)
-    _, first = QuestionAnswering(data_dir=folder).load(5, 0)
+    _, first = WebQuestions(data_dir=folder).load(5, 0)
     other = tmp_path / "other"
     other.mkdir()
     write(other / "web_questions_test.jsonl", [dict(reversed(row.items())) | {"extra": 1} for row in qa_rows(5)])
-    _, second = QuestionAnswering(data_dir=str(other)).load(5, 0)
+    _, second = WebQuestions(data_dir=str(other)).load(5, 0)
     assert first.sha256 == second.sha256 and first.location != second.location
 
 
 def test_more_than_there_is_takes_all_and_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = QuestionAnswering(data_dir=qa_folder(tmp_path))
+    task = WebQuestions(data_dir=qa_folder(tmp_path))
     for _ in range(2):
         examples, origin = task.load(9, 0)
     assert [example.id for example in examples] == [f"web_questions-{i}" for i in range(5)] and origin.rows == 5
-    assert capsys.readouterr().err.splitlines() == [f"qa: {origin.location} has 5 test rows, 9 asked: using all"]
+    assert capsys.readouterr().err.splitlines() == [
+        f"web_questions: {origin.location} has 5 test rows, 9 asked: using all"
+    ]
     task.load(5, 0)
     assert capsys.readouterr().err == ""
 
@@ -135,7 +137,7 @@ def test_more_than_there_is_takes_all_and_says_so_once(tmp_path: Path, capsys: p
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limit_below_1_is_refused(limit: int) -> None:
     with pytest.raises(UserError, match=rf"limit {limit}: want at least 1"):
-        QuestionAnswering(source="builtin").load(limit, 0)
+        WebQuestions(source="builtin").load(limit, 0)
 
 
 # Local files
@@ -146,7 +148,7 @@ def test_local_files_keep_every_character(tmp_path: Path) -> None:
     lines = [{"translation": {"de": text, "en": ' ""Yes""\u00a0'}}, {"translation": {"de": "b", "en": "c"}}]
     raw = "\ufeff" + json.dumps(lines[0], ensure_ascii=False) + "\r\n\r\n" + json.dumps(lines[1])
     (tmp_path / "wmt14_de-en_test.jsonl").write_bytes(raw.encode())
-    examples, origin = Translation(data_dir=str(tmp_path)).load(2, 0)
+    examples, origin = Wmt14DeEn(data_dir=str(tmp_path)).load(2, 0)
     assert [(e.id, e.input, e.references) for e in examples] == [
         ("wmt14-0", text, (' ""Yes""\u00a0',)),
         ("wmt14-1", "b", ("c",)),
@@ -158,7 +160,7 @@ def test_local_files_keep_every_character(tmp_path: Path) -> None:
 def test_gsm8k_reference_is_the_final_answer(tmp_path: Path) -> None:
     answers = ["2000 + 125 = <<2000+125=2125>>2,125\n#### 2,125", "no marks\n####  -3.5 "]
     write(tmp_path / "gsm8k_main_test.jsonl", [{"question": "q\u00a0?", "answer": answer} for answer in answers])
-    examples, _ = Reasoning(data_dir=str(tmp_path)).load(2, 0)
+    examples, _ = Gsm8k(data_dir=str(tmp_path)).load(2, 0)
     assert [example.references for example in examples] == [("2,125",), ("-3.5",)]
     assert METRICS["accuracy"].sample("#### 2125.0", examples[0].references) == 100
 
@@ -171,7 +173,7 @@ def test_rows_without_an_answer_are_left_out_said_and_leave_ids_alone(
     rows[2]["answers"] = ["", "x", " "]
     rows[3]["question"] = " "
     write(tmp_path / "web_questions_test.jsonl", rows)
-    examples, origin = QuestionAnswering(data_dir=str(tmp_path)).load(4, 0)
+    examples, origin = WebQuestions(data_dir=str(tmp_path)).load(4, 0)
     assert [(example.id, example.references) for example in examples] == [
         ("web_questions-0", ("person 0",)),
         ("web_questions-2", ("x",)),
@@ -181,9 +183,9 @@ def test_rows_without_an_answer_are_left_out_said_and_leave_ids_alone(
 
 def test_calibration_from_a_local_train_file_else_builtin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = qa_folder(tmp_path)
-    task = QuestionAnswering(source="local", data_dir=folder)
+    task = WebQuestions(source="local", data_dir=folder)
     examples, origin = task.calibration(3, 0)
-    assert origin.kind == "builtin" and examples[0].id == "builtin-qa-calibration-0"
+    assert origin.kind == "builtin" and examples[0].id == "builtin-web_questions-calibration-0"
     assert "no web_questions_train.jsonl" in capsys.readouterr().err
     write(tmp_path / "web_questions_train.jsonl", qa_rows(3))
     examples, origin = task.calibration(3, 0)
@@ -196,7 +198,7 @@ def test_calibration_from_a_local_train_file_else_builtin(tmp_path: Path, capsys
         (b'{"question": "a", "answers": ["b"]}\n{"question": "a" "answers"}\n', r"line 2, column 18: not valid JSON"),
         (b'{"question": "a", "answers": ["b"]}\n\n["a"]\n', r"line 3, column 1: holds a list, want one JSON object"),
         (b'{"question": "\xff"}\n', r"line 1, column 15: not UTF-8"),
-        (b'{"question": "a"}\n', r"line 1: no column 'answers': qa needs question, answers"),
+        (b'{"question": "a"}\n', r"line 1: no column 'answers': web_questions needs question, answers"),
         (b'{"question": "a", "answers": "b"}\n', r"line 1: column 'answers' holds str, want list"),
         (b'{"question": "a", "answers": [1]}\n', r"line 1: column 'answers' holds something other than texts"),
         (b'{"question": null, "answers": ["b"]}\n', r"line 1: column 'question' holds NoneType, want str"),
@@ -207,28 +209,28 @@ def test_bad_file_names_file_line_and_column_in_one_line(tmp_path: Path, content
     path = tmp_path / "web_questions_test.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        QuestionAnswering(data_dir=str(tmp_path)).load(4, 0)
+        WebQuestions(data_dir=str(tmp_path)).load(4, 0)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_nested_column_and_missing_final_answer_are_named(tmp_path: Path) -> None:
     write(tmp_path / "wmt14_de-en_test.jsonl", [{"translation": {"de": "a"}}])
     with pytest.raises(UserError, match=r"line 1: no column 'translation\.en'"):
-        Translation(data_dir=str(tmp_path)).load(1, 0)
+        Wmt14DeEn(data_dir=str(tmp_path)).load(1, 0)
     write(tmp_path / "gsm8k_main_test.jsonl", [{"question": "a", "answer": "12"}])
     with pytest.raises(UserError, match=r"line 1: column 'answer' does not end in ####"):
-        Reasoning(data_dir=str(tmp_path)).load(1, 0)
+        Gsm8k(data_dir=str(tmp_path)).load(1, 0)
 
 
 def test_data_dir_must_exist_and_local_must_have_the_file(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
     for kind in ("auto", "local"):
         with pytest.raises(UserError, match=r"nowhere' is not a folder"):
-            Translation(source=kind, data_dir=missing).load(1, 0)
+            Wmt14DeEn(source=kind, data_dir=missing).load(1, 0)
     with pytest.raises(UserError, match=r"no wmt14_de-en_test\.jsonl in"):
-        Translation(source="local", data_dir=str(tmp_path)).load(1, 0)
+        Wmt14DeEn(source="local", data_dir=str(tmp_path)).load(1, 0)
     with pytest.raises(UserError, match="needs data_dir"):
-        Translation(source="local").load(1, 0)
+        Wmt14DeEn(source="local").load(1, 0)
 
 
 # The hub
@@ -259,7 +261,7 @@ def test_the_hub_is_probed_once_a_process(monkeypatch: pytest.MonkeyPatch) -> No
 def test_offline_mode_makes_no_probe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("connected"))
-    _, origin = Translation().load(1, 0)
+    _, origin = Wmt14DeEn().load(1, 0)
     assert origin.kind == "builtin" and "HF_HUB_OFFLINE is set" in capsys.readouterr().err
 
 
@@ -267,12 +269,14 @@ def test_offline_mode_makes_no_probe(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_a_malformed_endpoint_is_a_hub_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
     with pytest.raises(UserError, match="is not a URL"):
-        Translation(source="hub").load(1, 0)
+        Wmt14DeEn(source="hub").load(1, 0)
 
 
 def test_source_hub_insists() -> None:
-    with pytest.raises(UserError, match=r"qa: stanfordnlp/web_questions cannot be had .*127\.0\.0\.1:9") as caught:
-        QuestionAnswering(source="hub").load(1, 0)
+    with pytest.raises(
+        UserError, match=r"web_questions: stanfordnlp/web_questions cannot be had .*127\.0\.0\.1:9"
+    ) as caught:
+        WebQuestions(source="hub").load(1, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -285,7 +289,7 @@ def test_rows_of_the_hub_are_recorded_with_the_commit_it_gave(monkeypatch: pytes
 
     monkeypatch.setattr(hub, "problem", lambda: None)
     monkeypatch.setattr(hub, "_stream", stream)
-    task = QuestionAnswering(revision="v1")
+    task = WebQuestions(revision="v1")
     examples, origin = task.load(3, 0)
     calibration, _ = task.calibration(2, 0)
     assert asked == [
@@ -300,7 +304,7 @@ def test_rows_of_the_hub_are_recorded_with_the_commit_it_gave(monkeypatch: pytes
 def test_a_bad_row_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "fetch", lambda *_: hub.HubRows([*qa_rows(1), {"question": "a"}], None, None))
     with pytest.raises(UserError, match=r"web_questions default, test row 1: no column 'answers'"):
-        QuestionAnswering().load(2, 0)
+        WebQuestions().load(2, 0)
 
 
 def test_files_of_the_hub_cache_are_read_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,15 +318,15 @@ def test_files_of_the_hub_cache_are_read_offline(tmp_path: Path, capsys: pytest.
     (root / "refs" / "main").write_text(COMMIT)
     for part, rows in enumerate((qa_rows(4)[:3], qa_rows(4)[3:])):
         write_table(pyarrow.Table.from_pylist(rows), files / f"test-0000{part}-of-00002.parquet")
-    examples, origin = QuestionAnswering(source="hub").load(4, 0)
+    examples, origin = WebQuestions(source="hub").load(4, 0)
     assert [example.input for example in examples] == [row["question"] for row in qa_rows(4)]
     assert (origin.kind, origin.commit, origin.revision) == ("hub", COMMIT, "main")
     assert origin.location.endswith("(local cache)") and "local cache" in capsys.readouterr().err
     with pytest.raises(UserError, match="not in its local cache"):
-        QuestionAnswering(source="hub", revision="another").load(1, 0)
+        WebQuestions(source="hub", revision="another").load(1, 0)
     (files / "test-00000-of-00002.parquet").write_bytes(b"damaged")
     with pytest.raises(UserError, match="local cache of stanfordnlp/web_questions is damaged"):
-        QuestionAnswering(source="hub").load(1, 0)
+        WebQuestions(source="hub").load(1, 0)
 
 
 def test_what_load_dataset_left_is_read_offline(tmp_path: Path) -> None:
@@ -338,41 +342,41 @@ def test_what_load_dataset_left_is_read_offline(tmp_path: Path) -> None:
     splits = SplitDict({"test": split}, dataset_name="web_questions")
     info = DatasetInfo(features=rows.features, splits=splits, config_name="default", dataset_name="web_questions")
     info.write_to_directory(str(folder))
-    examples, origin = QuestionAnswering(source="hub").load(2, 0)
+    examples, origin = WebQuestions(source="hub").load(2, 0)
     assert [example.input for example in examples] == ["who is 0?", "who is 1?"]
     assert (origin.kind, origin.commit) == ("hub", COMMIT)
     with pytest.raises(UserError, match="not in its local cache"):  # a split that is not there
-        QuestionAnswering(source="hub").calibration(1, 0)
+        WebQuestions(source="hub").calibration(1, 0)
 
 
 # Settings
 
 
 def test_settings_are_checked_and_one_stop_string_is_a_list_of_one() -> None:
-    assert Translation(stop="\n\n").stop == ("\n\n",)
-    assert Translation(stop=["a", "b"]).stop == ("a", "b") and Translation().stop == ()
+    assert Wmt14DeEn(stop="\n\n").stop == ("\n\n",)
+    assert Wmt14DeEn(stop=["a", "b"]).stop == ("a", "b") and Wmt14DeEn().stop == ()
     with pytest.raises(UserError, match="did you mean 'local'"):
-        Translation(source="locale")
+        Wmt14DeEn(source="locale")
     with pytest.raises(UserError, match="max_input_tokens 0"):
-        Translation(max_input_tokens=0)
+        Wmt14DeEn(max_input_tokens=0)
     with pytest.raises(UserError, match=r"lacks \{input\}"):
-        Translation(template="Translate.")
+        Wmt14DeEn(template="Translate.")
     with pytest.raises(UserError, match="stop"):
-        Translation(stop=[""])
+        Wmt14DeEn(stop=[""])
 
 
 def test_predictions() -> None:
-    assert Translation().prediction(" One\nline \n") == "One line"
-    assert Summarization().prediction(" One.\nTwo. \n") == "One.\nTwo."
-    assert Reasoning().prediction("3 * 6\n#### $1,018.") == "1018" and Reasoning().prediction("none") == ""
-    assert QuestionAnswering().prediction("\n Paris \nIt is big.") == "Paris"
+    assert Wmt14DeEn().prediction(" One\nline \n") == "One line"
+    assert CnnDailyMail().prediction(" One.\nTwo. \n") == "One.\nTwo."
+    assert Gsm8k().prediction("3 * 6\n#### $1,018.") == "1018" and Gsm8k().prediction("none") == ""
+    assert WebQuestions().prediction("\n Paris \nIt is big.") == "Paris"
 
 
 def test_yaml_shows_the_settings_of_the_class_and_any_selection_composes() -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        four = compose(overrides=["+task=paper_four", "+source=builtin", "+data_dir=null"])
-        two = compose(overrides=["+task=[qa,translation]", "+source=builtin", "+data_dir=null"])
-    assert set(two) == {"tasks", "source", "data_dir"} and list(two.tasks) == ["qa", "translation"]
+        four = compose(overrides=["+task=quick_four", "+source=builtin", "+data_dir=null"])
+        two = compose(overrides=["+task=[web_questions,wmt14_de_en]", "+source=builtin", "+data_dir=null"])
+    assert set(two) == {"tasks", "source", "data_dir"} and list(two.tasks) == ["web_questions", "wmt14_de_en"]
     assert list(four.tasks) == [task.name for task in TASKS]
     for task in TASKS:
         built, plain = instantiate(four.tasks[task.name]), task(source="builtin")
@@ -392,7 +396,7 @@ def test_every_yaml_opens_with_its_package_then_says_what_it_is() -> None:
 
 def test_tasks_import_neither_torch_nor_datasets() -> None:
     code = (
-        "import sys, tasks.qa, tasks.reasoning, tasks.summarization, tasks.translation, harness.scoring\n"
+        "import sys, tasks.web_questions, tasks.gsm8k, tasks.cnn_dailymail, tasks.wmt14, harness.scoring\n"
         "print([name for name in ('torch', 'transformers', 'datasets', 'sacrebleu') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

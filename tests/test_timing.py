@@ -33,7 +33,7 @@ from harness.model.toy import random_transformer, toy_spec
 from harness.records import DataSource, Example, Route
 from harness.sampling import RandomChooser, Sampling
 from harness.store import RunData, read
-from tasks.qa import QuestionAnswering
+from tasks.web_questions import WebQuestions
 from tests.runs import ORACLE, Slip, qa, run_bench
 from tests.toys import CPU, small_lm, tiers_of, tiny
 
@@ -329,7 +329,7 @@ def test_slow_first_calls_are_nobodys_time(arm: str, tmp_path: Path) -> None:
 
 
 def test_the_order_of_prompts_changes_no_rate(tmp_path: Path) -> None:
-    class Reversed(QuestionAnswering):
+    class Reversed(WebQuestions):
         def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:
             found, source = super().load(limit, seed)
             return found[::-1], source

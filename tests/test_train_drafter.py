@@ -245,7 +245,7 @@ def test_a_verifier_with_other_layers_is_refused(tmp_path: Path) -> None:
 def test_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused(monkeypatch, capsys, "job=train_drafter", "task=qa", f"results_dir={tmp_path}")
+    line = refused(monkeypatch, capsys, "job=train_drafter", "task=web_questions", f"results_dir={tmp_path}")
     assert line.startswith("model 'toy' has no checkpoint folder to take layers from: use model=embedded")
     line = refused(monkeypatch, capsys, "job=train_drafter", "job.data.sampled=2.0", f"results_dir={tmp_path}")
     assert "job.data.sampled=2.0: want a share" in line

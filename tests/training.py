@@ -12,7 +12,7 @@ from harness.training.loop import Schedule
 from harness.training.recipe import Recipe, Source
 from harness.training.students import SmallStudent
 from harness.training.verifier import borrow
-from tasks.qa import QuestionAnswering
+from tasks.web_questions import WebQuestions
 from tests.toys import write_checkpoint
 
 RECIPE: dict[str, Any] = {
@@ -28,7 +28,7 @@ SOURCES = (
 )
 
 
-class CalibrationOnly(QuestionAnswering):
+class CalibrationOnly(WebQuestions):
     """A task whose test rows nobody may read."""
 
     def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from harness.model.tiers import Tier, Tiers
 from harness.model.transfer import to_host
 from harness.records import BlockTrace, Generation, Route, StopReason
-from harness.sampling import Chooser, Sampling
+from harness.sampling import Chooser, Law, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,15 @@ def clipped(block: Block, start: int, emitted: int, draft: int, slim: int, full:
     )
 
 
-def plain_step(full: Tier, sampling: Sampling, tokens: Sequence[int], asked: int, chooser: Chooser) -> Block:
+@runtime_checkable
+class Lawful(Protocol):
+    """What tells the law that a token is drawn from: ``Sampling``, or a rule that has another target."""
+
+    def law(self, logits: Float[Tensor, "R V"]) -> Law: ...
+
+
+def plain_step(full: Tier, target: Lawful, tokens: Sequence[int], asked: int, chooser: Chooser) -> Block:
     """One autoregressive step of the full verifier: the baseline, and every method's answer to an empty draft."""
-    law = sampling.law(full.forward(tokens, rows=1))
+    law = target.law(full.forward(tokens, rows=1))
     (token,) = to_host(law.draw(torch.zeros((), dtype=torch.long, device=full.model.device), chooser))
     return Block(tokens=(token,), asked=asked)

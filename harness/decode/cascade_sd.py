@@ -38,8 +38,6 @@ class CascadeSD(Speculative):
         UserError: a drafter that is no model, sampling with lenience, or lengths that do not fit the chain.
     """
 
-    name = "cascade_sd"
-
     def __init__(
         self,
         tiers: Tiers,
@@ -88,6 +86,7 @@ class CascadeSD(Speculative):
             return InTurn(members, innermost, last, tiers.model.device)
 
         super().__init__(tiers, sampling, model, min(gamma, sum(lengths[0])), lambda *_: proposer(0))
+        self.name = "cascade_sd"
         self.weakest = made
         self.innermost = innermost
 

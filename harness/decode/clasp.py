@@ -52,8 +52,6 @@ class CLaSp(Speculative):
         UserError: a number below 1, or a ratio that leaves no layer.
     """
 
-    name = "clasp"
-
     def __init__(
         self,
         tiers: Tiers,
@@ -75,6 +73,7 @@ class CLaSp(Speculative):
         self.skipping.tier.graphs = False
         tiers.full.watch(range(depth))
         super().__init__(tiers, sampling, model, gamma, lambda *_: self.skipping, length)
+        self.name = "clasp"
 
     @property
     def drafter_name(self) -> str:

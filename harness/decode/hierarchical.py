@@ -36,8 +36,6 @@ class Hierarchical(Speculative):
         UserError: a number below 1, or a model without a slim verifier.
     """
 
-    name = "hierarchical"
-
     def __init__(
         self,
         tiers: Tiers,
@@ -58,6 +56,7 @@ class Hierarchical(Speculative):
         inner = drafter(tiers, sampling, model)
         reviewed = Reviewed(tiers, self.slim, sampling, length(inner), slim_gamma, slim_blocks)
         super().__init__(tiers, sampling, model, gamma, lambda *_: reviewed)
+        self.name = "hierarchical"
         self.inner = inner
 
     def tier_roles(self) -> tuple[Tier | None, Tier | None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.decode.accept import first_stop, keep_probability
 from harness.decode.length import Length
+from harness.decode.rule import drawn_from
 from harness.drafters.base import Draft, Drafter, Remembering
 from harness.model.tiers import Tier, Tiers
 from harness.model.transfer import to_host
@@ -161,11 +162,4 @@ def chained(drafts: Sequence[Draft], device: torch.device) -> Draft:
     known = next((draft.probs for draft in drafts if draft.probs is not None), None)
     if known is None:
         return Draft(tokens, None, torch.cat(logits) if len(logits) == len(drafts) else None)
-    return Draft(tokens, torch.cat([rows(draft, known) for draft in drafts]))
-
-
-def rows(draft: Draft, like: Float[Tensor, "H V"]) -> Float[Tensor, "G V"]:
-    """The distributions that a draft was drawn from, written out."""
-    if draft.probs is not None:
-        return draft.probs
-    return like.new_zeros(len(draft), like.shape[-1]).scatter_(-1, draft.tokens[:, None], 1.0)
+    return Draft(tokens, torch.cat([drawn_from(draft, known) for draft in drafts]))

@@ -1,11 +1,11 @@
-"""Two tiers, lossless: speculative decoding (Leviathan et al., arXiv 2211.17192)."""
+"""Two tiers: speculative decoding, lossless (Leviathan et al., arXiv 2211.17192) or by another rule of acceptance."""
 
 from collections.abc import Callable, Sequence
 
-from harness.decode.accept import first_stop, keep_probability
 from harness.decode.base import Block, plain_step
 from harness.decode.length import Fixed, Length
-from harness.drafters.base import Drafter
+from harness.decode.rule import Lossless, Rule
+from harness.drafters.base import Drafter, check_probs
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
@@ -15,14 +15,14 @@ from harness.sampling import Chooser, Sampling
 
 
 class Speculative:
-    """Draft, score the block with the full verifier, keep the longest accepted prefix, correct or add a bonus token.
+    """Draft, score the block with the full verifier, keep the accepted prefix, correct or add a bonus token.
 
-    The output law is the full verifier's at any temperature.
+    What is accepted and what follows is for ``rule`` to say: ``Lossless``, whose output law is the full verifier's at
+    any temperature, unless another is named. The method goes by its rule's name.
+
+    Raises:
+        UserError: a gamma below 1, or a rule that reads the drafter's probabilities with a drafter that has none.
     """
-
-    name = "speculative"
-    lossless = True
-    gate_name = None
 
     def __init__(
         self,
@@ -32,13 +32,26 @@ class Speculative:
         gamma: int,
         drafter: Callable[[Tiers, Sampling, Model], Drafter],
         length: Callable[[Drafter], Length] = Fixed,
+        rule: Callable[[Sampling], Rule] = Lossless,
     ) -> None:
         check_gamma(gamma)
+        self.rule = rule(sampling)
+        self.name = self.rule.name
         self.tiers = tiers
         self.sampling = sampling
         self.gamma = gamma
         self.drafter = drafter(tiers, sampling, model)
         self.length = length(self.drafter)
+        if self.rule.reads_drafter:
+            check_probs(self.drafter, self.name)
+
+    @property
+    def lossless(self) -> bool:
+        return self.rule.lossless
+
+    @property
+    def gate_name(self) -> str | None:
+        return self.rule.settings
 
     @property
     def drafter_name(self) -> str:
@@ -52,10 +65,9 @@ class Speculative:
         draft = self.length.draft(tokens, asked, chooser)
         drafted = len(draft)
         if not drafted:
-            return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
-        law = self.sampling.law(self.tiers.full.forward(tokens, drafted + 1, draft.tokens))
-        stop = first_stop(chooser.accept(keep_probability(law, draft)))
-        last = law.replace(draft.probs, draft.tokens, stop, chooser)
+            return plain_step(self.tiers.full, self.rule, tokens, asked, chooser)
+        logits = self.tiers.full.forward(tokens, drafted + 1, draft.tokens)
+        stop, last = self.rule.judge(logits, draft, chooser)
         *drafts, kept, last_token = to_host(draft.tokens, stop, last)
         self.length.note(drafted, kept)
         return Block(

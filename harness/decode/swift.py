@@ -83,8 +83,6 @@ class Swift(Speculative):
         UserError: no such clock, or a plan that does not fit the model.
     """
 
-    name = "swift"
-
     def __init__(
         self,
         tiers: Tiers,
@@ -109,6 +107,7 @@ class Swift(Speculative):
         self.clock = clock
         self.prompt_length: int | None = None
         super().__init__(tiers, sampling, model, gamma, lambda *_: self.skipping, length)
+        self.name = "swift"
 
     @property
     def drafter_name(self) -> str:

@@ -21,14 +21,26 @@ from harness.decode.slim import slim_facts
 from harness.divergence import divergences
 from harness.environment import environment, git_state
 from harness.errors import UserError
+from harness.execution.programs import permit, score
 from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
-from harness.records import SCHEMA, ArmRecord, DataSource, Divergence, Example, Generation, RunRecord, SampleRecord
+from harness.records import (
+    SCHEMA,
+    ArmRecord,
+    DataSource,
+    Divergence,
+    Example,
+    FidelityRecord,
+    Generation,
+    RunRecord,
+    SampleRecord,
+)
 from harness.report.tables import build
+from harness.rescore import fidelity_records
 from harness.sampling import RandomChooser, Sampling
-from harness.scoring import METRICS
+from harness.scoring import METRICS, with_companions
 from harness.store import RunFolder, check_writable, new_run_id, read_config
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up, without_asides
 
@@ -51,6 +63,7 @@ class Task(Protocol):
     def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
     def calibration(self, limit: int, seed: int) -> tuple[list[Example], DataSource]: ...
     def prediction(self, text: str) -> str: ...
+    def program(self, example: Example, text: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +88,20 @@ def bench(
     tasks: Mapping[str, Task],
     log: Logger,
     config: str,
+    fidelity: bool = True,
 ) -> Path:
     """Run the comparison and return the run folder.
 
     The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
+    ``fidelity``: score every output again with the full verifier, when all are decoded.
 
     Raises:
         UserError: whatever can be known to be missing or wrong before the first prompt is decoded.
     """
     screen = Console(stderr=True)
     if not tasks:
-        raise UserError("no task is chosen: write task=translation, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=wmt14_de_en, or another of `python -m harness --help`.")
+    permit({name: task.metrics for name, task in tasks.items()}, settings.allow_code_execution)
     results = Path(settings.results_dir)
     for kind in ("runs", "tables", "figures"):
         check_writable(results / kind)
@@ -112,9 +128,12 @@ def bench(
             else:
                 log.sample(record)
                 samples.append(record)
-        report = build(run, samples, chosen, divergences=differing)
+        scored = list(scored_again(settings, decoders, prompts, samples, screen)) if fidelity else []
+        for one in scored:
+            folder.append(one)
+        report = build(run, samples, chosen, divergences=differing, fidelity=scored)
         log.summary(report.rows)
-        folder.finish({"samples": len(samples), "rows": report.rows})
+        folder.finish({"samples": len(samples), "rows": report.rows, "scorers": report.scorers})
     except BaseException:
         folder.fail()
         raise
@@ -234,7 +253,7 @@ def describe(
             name: hashlib.sha256("".join(p.sha for p in prompts if p.name == name).encode()).hexdigest()
             for name in tasks
         },
-        task_metrics={name: task.metrics for name, task in tasks.items()},
+        task_metrics={name: with_companions(task.metrics) for name, task in tasks.items()},
         git_commit=commit,
         git_dirty=dirty,
         env=environment() | facts,
@@ -280,8 +299,7 @@ def measure(
                     decoders[name], prompt.ids, stop, seed_of(settings.seed, prompt), clock
                 )
                 text = visible_text(model, prompt.task, generation)
-                prediction = prompt.task.prediction(text)
-                references = prompt.example.references
+                prediction, scores = scored(prompt, text)
                 decoded[name] = SampleRecord(
                     run_id=run_id,
                     arm=name,
@@ -292,8 +310,8 @@ def measure(
                     prompt_sha=prompt.sha,
                     text=text,
                     prediction=prediction,
-                    references=references,
-                    scores={m: METRICS[m].sample(prediction, references) for m in prompt.task.metrics},
+                    references=prompt.example.references,
+                    scores=scores,
                     prefill_s=prefill_s,
                     decode_s=decode_s,
                     peak_bytes=peak_bytes(*devices),
@@ -305,6 +323,30 @@ def measure(
                 exact = [decoded[name] for name in names if name != BASELINE and decoders[name].method.lossless]
                 noise = 0.0 if settings.numerics == "fixed_shape" else None
                 yield from divergences(decoders[BASELINE].method.tiers, prompt.ids, decoded[BASELINE], exact, noise)
+
+
+def scored(prompt: Prompt, text: str) -> tuple[str, dict[str, float | None]]:
+    """What is scored of an output, and its scores. Programs run here, when no clock runs, and are gone on return."""
+    task, example = prompt.task, prompt.example
+    metrics = with_companions(task.metrics)
+    executes = any(METRICS[name].executes for name in metrics)
+    prediction = task.program(example, text) if executes else task.prediction(text)
+    return prediction, score(metrics, prediction, example)
+
+
+def scored_again(
+    settings: RunSettings,
+    decoders: Mapping[str, Decoder],
+    prompts: Sequence[Prompt],
+    samples: Sequence[SampleRecord],
+    screen: Console,
+) -> Iterator[FidelityRecord]:
+    """Every output, its text given: a pass of its own, when nothing is timed any more."""
+    screen.print(f"scoring {len(samples)} outputs again", style="dim")
+    methods = {name: decoder.method for name, decoder in decoders.items()}
+    for prompt in prompts:
+        mine = [one for one in samples if (one.task, one.example_id) == (prompt.name, prompt.example.id)]
+        yield from fidelity_records(methods, prompt.ids, mine, settings.temperature)
 
 
 def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:

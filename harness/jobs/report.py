@@ -9,7 +9,8 @@ from harness.config import FILE_NAME
 from harness.errors import UserError
 from harness.metrics import complete_prompts
 from harness.records import SampleRecord
-from harness.report.figures import write_figure
+from harness.report.drafters import compares_drafters, drafters_figure
+from harness.report.figures import save, speed_quality_figure
 from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config
 
@@ -46,7 +47,7 @@ def _load(folder: Path) -> RunReport:
         note = f"this run did not finish: only prompts decoded by all arms are shown, {left} samples are left out"
     if not samples:
         raise UserError(f"run {data.run.run_id!r} has no prompt that all arms decoded: run it again.")
-    return build(data.run, samples, read_config(folder), note, data.divergences)
+    return build(data.run, samples, read_config(folder), note, data.divergences, data.fidelity)
 
 
 def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
@@ -66,7 +67,8 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    paths = write_tables(reports, tables_dir, name) + write_figure(reports, figures_dir, name)
+    figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
+    paths = write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if line := differences(reports):

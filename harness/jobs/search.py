@@ -74,7 +74,7 @@ def search(
         raise unknown("job.cache", cache, CACHES)
     check_margins(alpha, beta)
     if not tasks:
-        raise UserError("no task is chosen: write task=paper_four, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=quick_four, or another of `python -m harness --help`.")
     folder = Path(results_dir) / "masks"
     check_writable(folder)
     rows = {name: task.calibration(prompts, seed) for name, task in tasks.items()}

@@ -68,7 +68,7 @@ def speed(
     counts = {"prompts": prompts, "repeats": repeats, "draft_layers": draft_layers, "max_ngram": max_ngram}
     check(settings, counts | {"matrix_mib": 1 if matrix_mib is None else matrix_mib}, blocks, contexts)
     if not tasks:
-        raise UserError("no task is chosen: write task=translation, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=wmt14_de_en, or another of `python -m harness --help`.")
     screen = Console(stderr=True)
     say = partial(screen.print, style="dim", highlight=False, markup=False, soft_wrap=True)
     results = Path(settings.results_dir)

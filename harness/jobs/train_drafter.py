@@ -98,7 +98,7 @@ def train_drafter(
     if objective == "draft_opd" and kind != "small_lm":
         raise UserError(f"job.objective=draft_opd is for small_lm, not {kind}: set job.objective=kd.")
     if not tasks:
-        raise UserError("no task is chosen: write task=paper_four, or another of `python -m harness --help`.")
+        raise UserError("no task is chosen: write task=quick_four, or another of `python -m harness --help`.")
     for folder in ("drafters", "training"):
         check_writable(Path(results_dir) / folder)
     rows = {name: task.calibration(data.calibration, seed) for name, task in tasks.items()}

@@ -41,11 +41,11 @@ def embedded_folder(on_progress: Progress | None = None) -> Path:
     UserError when the distribution is missing or holds another file, and when the cache folder cannot be written.
     """
     say = on_progress or (lambda _: None)
-    gguf = _gguf_file()
+    gguf = gguf_file()
     return MADE.folder(lambda folder: _convert(gguf, folder, say), say)
 
 
-def _gguf_file() -> Path:
+def gguf_file() -> Path:
     """The GGUF file of the installed distribution. Raises UserError with the install command."""
     try:
         distribution = importlib.metadata.distribution(DISTRIBUTION)

@@ -180,11 +180,6 @@ def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
     return figure
 
 
-def write_figure(reports: Sequence[RunReport], folder: Path, name: str) -> list[Path]:
-    """Draw and write the figure of these runs, see ``save``."""
-    return save(speed_quality_figure(reports), folder, name)
-
-
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """``<name>.png`` (200 dpi) and ``<name>.pdf``, each whole or not at all."""
     found = []

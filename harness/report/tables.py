@@ -15,9 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
-from harness.metrics import RATIOS, rows
+from harness.fidelity import FIDELITY_METRICS
+from harness.metrics import DIFFERENCE, RATIOS, rows
 from harness.positions import PositionRow, position_rows
-from harness.records import ArmRecord, Divergence, MetricRow, RunRecord, SampleRecord
+from harness.quality import scorers
+from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
+from harness.report import pass_at_k
+from harness.report.quality import quality_frame, reading, signed
 from harness.scoring import METRICS
 from harness.store import DIVERGENCES, write_atomic
 
@@ -51,16 +55,23 @@ TIME_COLUMNS = {
     "full_time_share": 3,
 }
 """Columns of the table of times, with their decimals."""
+FIDELITY_COLUMNS = (
+    *("token_agreement", "exact_sequence_share", "first_divergence"),
+    *(known.name for known in FIDELITY_METRICS),
+)
 DEFINED = (
-    *("speedup_decode", "speedup_end_to_end", "token_agreement", "near_ties", "faults"),
-    *(*RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
+    *("speedup_decode", "speedup_end_to_end", "near_ties", "faults"),
+    *(*FIDELITY_COLUMNS, *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
 )
 """Metrics whose definitions stand below the tables."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``."""
+    """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
+
+    ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
+    """
 
     run: RunRecord
     rows: tuple[MetricRow, ...]
@@ -68,6 +79,8 @@ class RunReport:
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     divergences: tuple[Divergence, ...] = ()
+    scorers: Mapping[str, str] = field(default_factory=dict)
+    programs: pass_at_k.Programs | None = None
 
     @property
     def faults(self) -> list[Divergence]:
@@ -108,7 +121,8 @@ class Line:
         for name in metrics:
             cell = self.span(name, 1) if interval else self.value(name, 1)
             unit = " %" if METRICS[name].unit == "%" and cell != DASH else ""
-            cells.append(f"{name} {cell}{unit}")
+            apart = "" if interval or self.arm.arm == BASELINE else signed(self.metrics.get(name + DIFFERENCE))
+            cells.append(f"{name} {cell}{unit}{apart}")
         return "; ".join(cells) or DASH
 
 
@@ -123,10 +137,13 @@ def build(
     settings: Mapping[str, Any] | None = None,
     note: str = "",
     divergences: Sequence[Divergence] = (),
+    fidelity: Sequence[FidelityRecord] = (),
 ) -> RunReport:
     """Compute all metrics of a run once, for every table and figure."""
-    found = tuple(rows(run, samples, divergences))
-    return RunReport(run, found, tuple(position_rows(run, samples)), settings or {}, note, tuple(divergences))
+    found = tuple(rows(run, samples, divergences, fidelity))
+    places, known = tuple(position_rows(run, samples)), scorers(run, samples)
+    written = pass_at_k.programs(run, samples, settings or {})
+    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written)
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
@@ -172,6 +189,16 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(found)
+
+
+def fidelity_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
+    """How far outputs are from the full verifier's own, one line per task and arm, as text."""
+    return pd.DataFrame(
+        [
+            {**_lead(line, len(reports) > 1), **{name: line.value(name, 3) for name in FIDELITY_COLUMNS}}
+            for line in lines(reports)
+        ]
+    )
 
 
 def rates_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
@@ -235,7 +262,7 @@ def definition(metric: str) -> str:
     if metric in RATIOS:
         return RATIOS[metric].definition
     definitions = {known.name: known.definition for known in PAIR_METRICS}
-    definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
+    definitions |= {known.name: known.definition for known in (*DIVERGENCE_METRICS, *FIDELITY_METRICS)}
     return definitions[metric]
 
 
@@ -311,9 +338,14 @@ def markdown_table(frame: pd.DataFrame) -> str:
 
 
 def markdown(reports: Sequence[RunReport], title: str) -> str:
-    """The whole page: results, rates, acceptance by position, identity of the runs, definitions."""
+    """The whole page: results, quality, rates, acceptance by position, identity of the runs, definitions."""
+    scorers_of = [report.scorers for report in reports]
+    written = [report.programs for report in reports if report.programs]
     sections = [
         ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
+        ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
+        ("pass@k", pass_at_k.pass_frame(written, DASH), pass_at_k.REMARK),
+        ("Fidelity", fidelity_frame(reports), "No task is asked: scores of the full verifier, outside the clock."),
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
@@ -346,8 +378,9 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
     results = console_table(
         "Quality and speed, with 95 % intervals over prompts",
         ("arm", "lossless", "quality", "agree", "differ", "speedup decode", "end to end", "tokens"),
-        "agree: tokens equal to the greedy baseline's; differ: prompts where a lossless arm differs from it, by\n"
-        "near-ties of the logits / by faults; tokens: mean output of the arm / of the baseline",
+        "quality: (minus the baseline's); agree: tokens equal to the greedy baseline's; differ: prompts where a\n"
+        "lossless arm differs from it, by near-ties of the logits / by faults; tokens: mean output of the arm / of\n"
+        "the baseline",
     )
     rates = console_table(
         "Rates",

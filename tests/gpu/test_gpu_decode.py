@@ -103,6 +103,6 @@ def test_the_host_waits_for_what_a_block_decided_and_for_nothing_else(
     with waiting_is_an_error():
         blocks = decoder.decode(StopRule(36), chooser).blocks
     drafting = [block for block in blocks if block.drafted]
-    escalated = sum(block.full_forwards for block in drafting) if method != "speculative" else 0
+    escalated = sum(block.full_forwards for block in drafting) if made.tier_roles()[1] is not None else 0
     assert len(drafting) > 3
     assert reads == len(blocks) + escalated

@@ -8,10 +8,10 @@ from tasks.base import Task
 from tasks.source import Dataset, RowError, column
 
 
-class Reasoning(Task):
+class Gsm8k(Task):
     """One word problem a prompt; the reference is what follows ``####`` in the worked answer."""
 
-    name = "reasoning"
+    name = "gsm8k"
     metrics = ("accuracy",)
     dataset = Dataset("openai/gsm8k", "main", "gsm8k_main", "gsm8k", calibration=("train",))
     columns = ("question", "answer")

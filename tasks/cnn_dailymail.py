@@ -7,10 +7,10 @@ from tasks.base import Task
 from tasks.source import Dataset, column
 
 
-class Summarization(Task):
+class CnnDailyMail(Task):
     """One article a prompt, cut at its end when too long; the reference is its bullet points, one a line."""
 
-    name = "summarization"
+    name = "cnn_dailymail"
     metrics = ("rouge2", "rougeLsum")
     dataset = Dataset(
         "abisee/cnn_dailymail", "3.0.0", "cnn_dailymail_3.0.0", "cnn_dailymail", calibration=("validation", "train")

@@ -7,10 +7,10 @@ from tasks.base import Task
 from tasks.source import Dataset, RowError, column
 
 
-class QuestionAnswering(Task):
+class WebQuestions(Task):
     """One question a prompt, without context; every listed answer is equally right."""
 
-    name = "qa"
+    name = "web_questions"
     metrics = ("exact_match", "f1")
     dataset = Dataset("stanfordnlp/web_questions", "default", "web_questions", "web_questions", calibration=("train",))
     columns = ("question", "answers")

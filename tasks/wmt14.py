@@ -7,10 +7,10 @@ from tasks.base import Task
 from tasks.source import Dataset, column
 
 
-class Translation(Task):
+class Wmt14DeEn(Task):
     """One sentence a prompt. Calibration on newstest2013, or on a local train file."""
 
-    name = "translation"
+    name = "wmt14_de_en"
     metrics = ("bleu",)
     dataset = Dataset("wmt/wmt14", "de-en", "wmt14_de-en", "wmt14", calibration=("validation", "train"))
     columns = ("translation",)

@@ -1,0 +1,80 @@
+"""Between composing a config and running its job: it is checked, and a bench run starts only with all that it needs.
+
+A sweep (``-m``) is checked whole before its first run: Hydra composes each run only when its turn has come.
+"""
+
+from itertools import product
+from typing import Any
+
+from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from harness.config import check_calls, checked_plain
+from harness.errors import UserError
+from harness.help import one_line_errors
+from harness.preflight import listed, missing_packages, require
+
+BENCH = "harness.jobs.bench.bench"
+
+
+def ready(cfg: DictConfig) -> bool:
+    """Check a composed config; of a bench run also that nothing is missing. False of a dry run, which is printed.
+
+    Raises:
+        UserError: what is wrong with the config, or what is missing.
+    """
+    raw, resolved = checked_plain(cfg)
+    if resolved["job"]["_target_"] != BENCH:
+        if resolved["dry_run"]:
+            raise UserError("dry_run=true is for job=bench: leave it out, or choose that job.")
+        check_calls(raw, resolved)
+        return True
+    if missing := missing_packages(resolved):
+        raise listed(missing)
+    check_calls(raw, resolved)
+    if resolved["dry_run"]:
+        from harness.plan import print_plan
+
+        print_plan(resolved)
+        return False
+    require([resolved])
+    return True
+
+
+class PreflightOfSweep(Callback):
+    """Composes every run of the sweep, checks it, and asks once what all bench runs together miss.
+
+    Covers what the command line sweeps, for Hydra's own sweeper. Not covered: ``hydra.sweeper.params``, and sweepers
+    that choose later runs by the results of earlier ones.
+    """
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # Hydra turns exceptions of callbacks into warnings; the SystemExit of one_line_errors passes.
+        with one_line_errors():
+            cells = [plain_cell(overrides) for overrides in runs_of(list(config.hydra.overrides.task))]
+            require([cell for cell in cells if cell["job"]["_target_"] == BENCH and not cell["dry_run"]])
+
+
+def runs_of(overrides: list[str]) -> list[list[str]]:
+    """The overrides of each run, in the order in which Hydra's sweeper makes them."""
+    choices = []
+    for item in OverridesParser.create().parse_overrides(overrides):
+        if item.is_sweep_override():
+            choices.append([f"{item.get_key_element()}={value}" for value in item.sweep_string_iterator()])
+        else:
+            choices.append([str(item.input_line)])
+    return [list(one) for one in product(*choices)]
+
+
+def plain_cell(overrides: list[str]) -> dict[str, Any]:
+    """One run's config, resolved, its keys and values checked.
+
+    Raises:
+        UserError: what is wrong with it, and in which run.
+    """
+    try:
+        return checked_plain(compose("config", overrides))[1]
+    except UserError as error:
+        raise UserError(f"{error} (in the run {' '.join(overrides)})") from error

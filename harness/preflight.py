@@ -1,0 +1,245 @@
+"""What is missing for a run, all of it at once and before anything starts; for each the way to get it.
+
+The parts of the harness that will read a thing are asked for it, with the hub closed: what its cache has is there.
+Only what the cache lacks makes the hub be probed, once a process. What it can give then is not missing.
+"""
+
+import importlib.metadata
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config import called
+from harness.environment import CHECKOUT
+from harness.errors import UserError
+from harness.hub import closed, endpoint, one_line, problem
+from harness.store import check_writable
+
+Config = Mapping[str, Any]
+CALLED = ("model", "methods", "tasks", "log")
+"""The groups that a bench run calls."""
+
+FIRST_LOOK = "looking at its cache first"
+
+
+def require(cells: Sequence[Config]) -> None:
+    """Refuse to start when one of ``cells``, resolved configs, lacks something.
+
+    Raises:
+        UserError: what is missing; where that is several things, each has been printed on a line of its own.
+    """
+    different = {json.dumps([cell.get(key) for key in (*CALLED, "results_dir")], default=str): cell for cell in cells}
+    found = dict.fromkeys(line for cell in different.values() for line in missing_of(cell))
+    if found:
+        raise listed(list(found))
+
+
+def listed(missing: Sequence[str]) -> UserError:
+    """One thing as the error itself; several printed, and an error that counts them."""
+    if len(missing) == 1:
+        return UserError(missing[0])
+    for line in missing:
+        print(f"harness: missing: {' '.join(line.split())}", file=sys.stderr)
+    return UserError(f"{len(missing)} things are missing, named above: nothing was run.")
+
+
+def missing_of(config: Config) -> list[str]:
+    """A line for each thing that ``config`` needs and that is not here. Packages first: without them nothing is asked.
+
+    ``config`` is resolved and its calls have been checked.
+    """
+    if packages := missing_packages(config):
+        return packages
+    parts: tuple[Callable[[Config], Iterator[str]], ...] = (
+        missing_model,
+        missing_masks,
+        missing_drafters,
+        missing_rows,
+        missing_permissions,
+    )
+    return list(dict.fromkeys(line for part in parts for line in part(config)))
+
+
+# Packages.
+
+
+def missing_packages(config: Config) -> list[str]:
+    """Of the extra ``run`` and of the logger; with the command that installs them."""
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    wanted = ["run", *(["wandb"] if target(config.get("log")).endswith("WandbLogger") else [])]
+    lines = []
+    for extra in wanted:
+        for requirement in extras[extra]:
+            found = re.match(r"[\w.-]+", requirement)
+            if found and not installed(found[0]):
+                lines.append(f"the package {found[0]} is not installed: run `python -m pip install -e '.[{extra}]'`.")
+    return lines
+
+
+def installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# Weights.
+
+
+def missing_model(config: Config) -> Iterator[str]:
+    """The embedded model's package, a checkpoint's files, a device."""
+    from harness.model.load import resolve_device
+
+    node = config["model"]
+    for device in (node.get("device"), *(node.get("devices") or ())):
+        if isinstance(device, str):
+            yield from refusal(lambda device=device: resolve_device(device))
+    full = node.get("full")
+    if full == "embedded":
+        from harness.model.embedded import gguf_file
+
+        yield from refusal(gguf_file)
+    elif isinstance(full, str):
+        yield from missing_checkpoint(full, node.get("revision"))
+
+
+def missing_checkpoint(full: str, revision: str | None) -> Iterator[str]:
+    """A folder or hub id that is not there, or not whole: headers are read, no weights."""
+    from harness.model.checkpoint import HUB_ID, Checkpoint, local_folder
+    from harness.model.load import find_checkpoint, read_spec
+
+    def whole() -> None:
+        folder, _ = find_checkpoint(full, revision, None)
+        read_spec(folder)
+        with Checkpoint(folder):
+            pass
+
+    if local_folder(full) is not None or not HUB_ID.fullmatch(full):
+        yield from refusal(whole)
+        return
+    yield from refusal_by_hub(
+        whole, full, "model", f"hf download {full}{f' --revision {revision}' if revision else ''}"
+    )
+
+
+def refusal_by_hub(action: Callable[[], Any], repo: str | None, kind: str, command: str) -> Iterator[str]:
+    """Why ``action`` cannot have what lies on the hub; nothing where the cache has it, or the hub would give it."""
+    with closed(FIRST_LOOK):
+        if not list(refusal(action)):
+            return
+    if why := problem():
+        with closed(why):
+            yield from (line if command in line else f"{line}; get it by `{command}`." for line in refusal(action))
+    elif repo is not None and (refused := no_access(repo, kind)):
+        yield f"{repo} on {endpoint()} may not be read ({refused}): ask for access there, then `hf auth login`."
+
+
+def no_access(repo: str, kind: str) -> str | None:
+    """Why the hub, which answers, does not give ``repo`` to this user; None when it does."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        HfApi(endpoint=endpoint()).auth_check(repo, repo_type=kind)
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        return one_line(error)
+    return None
+
+
+def missing_masks(config: Config) -> Iterator[str]:
+    """Mask files of the slim verifier and of drafters."""
+    full = config["model"].get("full")
+    search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
+    instead = {"slim_mask": "model.slim_mask=null where no arm has a slim tier", "mask": "drafter.mask=null"}
+    for _, node in nodes({"model": config["model"], "methods": config["methods"]}):
+        for name, other in instead.items():
+            if isinstance(mask := node.get(name), str) and not found_file(mask):
+                yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{search}`."
+
+
+def missing_drafters(config: Config) -> Iterator[str]:
+    """Folders and files that drafters read."""
+    from harness.drafters.weights import CONFIG, drafter_folder
+
+    for _, node in nodes(config["methods"]):
+        if not target(node).startswith("harness.drafters."):
+            continue
+        if isinstance(path := node.get("path"), str):
+            kind = target(node).split(".")[-2]
+            command = f"python -m harness job=train_drafter job.kind={kind}"
+            for line in refusal(lambda path=path: drafter_folder(path)):
+                yield f"{line} Train one by `{command}`."
+            for folder in (Path(path).expanduser(), CHECKOUT / path):
+                if folder.is_dir() and not (folder / CONFIG).is_file():
+                    yield f"drafter.path={path!r} has no {CONFIG}: give a whole folder, or train one by `{command}`."
+                    break
+        files = node.get("text") if isinstance(node.get("text"), list) else []
+        for key, names in (("text", files), ("head_tokens", [node.get("head_tokens")])):
+            yield from (
+                f"drafter.{key}: {name!r} does not exist: give another file."
+                for name in names or ()
+                if isinstance(name, str) and not found_file(name)
+            )
+
+
+def found_file(name: str) -> bool:
+    """Whether it is there, from here or from the checkout, as for every file that the project ships."""
+    return any(path.is_file() for path in (Path(name).expanduser(), CHECKOUT / name))
+
+
+# Rows and permissions.
+
+
+def missing_rows(config: Config) -> Iterator[str]:
+    """Rows of each task: one is loaded, except where built-in ones stand in for what is not there."""
+    for name, node in config["tasks"].items():
+        task = called(node)
+        data_dir, source = node.get("data_dir"), node.get("source")
+        load = lambda task=task: task.load(1, config["seed"])  # noqa: E731  read where it is used
+        if source == "hub":
+            repo = getattr(getattr(task, "dataset", None), "path", None)
+            yield from refusal_by_hub(load, repo, "dataset", f"hf download --repo-type dataset {repo or name}")
+        elif source == "local" or (data_dir and not Path(data_dir).expanduser().is_dir()):
+            yield from refusal(load)
+        if any(metric.startswith("pass@") for metric in task.metrics) and not config.get("allow_code_execution", True):
+            yield f"{name} runs generated code, which is not allowed: add allow_code_execution=true."
+
+
+def missing_permissions(config: Config) -> Iterator[str]:
+    """Folders that results are written to; where all of them lie, else each."""
+    root = Path(config["results_dir"])
+    whole = list(refusal(lambda: check_writable(root)))
+    yield from whole
+    for kind in () if whole else ("runs", "tables", "figures"):
+        yield from refusal(lambda kind=kind: check_writable(root / kind))
+
+
+def refusal(action: Callable[[], Any]) -> Iterator[str]:
+    """The line with which ``action`` refuses; nothing when it does not."""
+    try:
+        action()
+    except UserError as error:
+        yield str(error)
+
+
+def nodes(value: Any, key: str = "") -> Iterator[tuple[str, Config]]:
+    """Every call in plain values, with its dotted key."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield key, value
+        for name, inner in value.items():
+            yield from nodes(inner, f"{key}.{name}".strip("."))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from nodes(inner, f"{key}.{index}")
+
+
+def target(node: Any) -> str:
+    return str(node.get("_target_", "")) if isinstance(node, Mapping) else ""
