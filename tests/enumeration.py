@@ -1,12 +1,15 @@
 """Exact laws of a decoder: run it once for every sequence of random decisions and add up the probabilities."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from harness.decode.base import Decoder, Method, StopRule
 from harness.kernels.residual import residual_weights
+from tests.toys import shapes_unchecked
 
 
 class BranchChooser:
@@ -56,6 +59,21 @@ def exact_law(run: Callable[[BranchChooser], Hashable]) -> dict[Hashable, float]
         for place in range(len(chooser.script), len(chooser.taken)):
             scripts.extend([*chooser.taken[:place], other] for other in chooser.branches[place])
     return dict(law)
+
+
+def output_law(make: Callable[[], Method], prompt: Sequence[int], new_tokens: int) -> dict[Hashable, float]:
+    """Joint law of the ``new_tokens`` that a method writes; tensor shapes are checked in the first run alone."""
+    decoder = Decoder(make())
+    checked = False
+
+    def run(chooser: BranchChooser) -> tuple[int, ...]:
+        nonlocal checked
+        with shapes_unchecked() if checked else nullcontext():
+            checked = True
+            decoder.prefill(prompt)
+            return decoder.decode(StopRule(new_tokens), chooser).token_ids
+
+    return exact_law(run)
 
 
 def total_variation(one: dict, other: dict) -> float:

@@ -53,7 +53,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "hub": frozenset(("errors",)),
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
-    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing")),
+    "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing", "proposals")),
     "slim_fidelity": frozenset(
         ("errors", "records", "sampling", "model", "drafters", "decode", "dimr", "theory", "compare", "store", "report")
     ),

@@ -156,9 +156,11 @@ def test_the_own_cache_is_fresh_after_every_block_of_via_sd(mask: Mask, seed: in
         again = tiers_of(model, capacity=64)
         renewed = masked_tier(again, mask, "own")
         again.prefill([*tokens[: method.slims[0].length], 0])
-        for one, other in zip(entries(method.slim, 0), entries(renewed, 0), strict=True):
+        for one, other in zip(entries(method.slims[0], 0), entries(renewed, 0), strict=True):
             assert one.shape == other.shape
-        for one, other in zip(entries(method.slim, method.slims[0].length), entries(renewed, renewed.length), strict=True):
+        for one, other in zip(
+            entries(method.slims[0], method.slims[0].length), entries(renewed, renewed.length), strict=True
+        ):
             assert torch.allclose(one, other, atol=1e-10)
     assert passes, "the full verifier ran in between"
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.decode.base import Decoder, StopRule
+from harness.decode.gate import Literal, Strictness
 from harness.decode.gate.thresholds import Thresholds
 from harness.decode.via_sd import ViaSD
 from harness.drafters.self_skip import SelfSkip

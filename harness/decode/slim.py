@@ -130,6 +130,17 @@ def checkpoint(tiers: Tiers, model: Model, path: str, dtype: str | None = None) 
     return Slim(tier, f"checkpoint {folder.name}", f"all {other.spec.layers} of {folder.name}", "own")
 
 
+def only(made: Slim | Sequence[Slim], method: str) -> Slim:
+    """The slim verifier of a method that has one.
+
+    Raises:
+        UserError: ``slim=several`` made more.
+    """
+    if not isinstance(made, Slim):
+        raise UserError(f"{method} takes one slim verifier, slim=several makes {len(made)}: choose another slim=NAME.")
+    return made
+
+
 def slim_facts(model: Model, methods: Mapping[str, object]) -> dict[str, str]:
     """What a run's record says of the slim verifiers of ``methods``, by arm where they differ.
 

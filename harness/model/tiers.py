@@ -71,6 +71,21 @@ class Tier:
         shape = (self.cache.capacity, len(taps) * self.model.spec.hidden_size)
         self.features = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
 
+    def change_layers(self, layers: Sequence[int], model: Transformer | None = None) -> None:
+        """Run other ``layers`` from now on, by ``model`` where it is given, which has the same weights.
+
+        Only where every entry that this tier reads was made by all layers, which the full verifier's are: a tail made
+        by the old layers would have holes. Graphs of the old layers are dropped; new ones are captured when needed.
+
+        Raises:
+            ValueError: the tier has entries of its own.
+        """
+        if not isinstance(self.cache, Tail) or self.length > self.cache.cache.length:
+            raise ValueError(f"{self.name}: other layers made the entries from {self.length - 1} back")
+        self.layers = tuple(layers)
+        self.model = model or self.model
+        self.replays.clear()
+
     def forward(
         self, sequence: Sequence[int], rows: int, drafts: Int[Tensor, "G"] | None = None
     ) -> Float[Tensor, "R V"]:
