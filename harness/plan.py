@@ -81,7 +81,7 @@ def spec_of(model: Config) -> ModelSpec | None:
         return ModelSpec.from_hf(model["config"], "model.config")
     if "full" not in model:  # a toy, made in no time
         check_call("model", model, model)
-        return called({**model, "slim_mask": None})().transformer.spec  # type: ignore[no-any-return]
+        return called({**model, "slim_mask": None})().transformer.spec
     try:
         if model["full"] == "embedded":
             return read_spec(cache_dir() / FOLDER)

@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def missing_model(config: Config) -> Iterator[str]:
     node = config["model"]
     for device in (node.get("device"), *(node.get("devices") or ())):
         if isinstance(device, str):
-            yield from refusal(lambda device=device: resolve_device(device))
+            yield from refusal(partial(resolve_device, device))
     full = node.get("full")
     if full == "embedded":
         from harness.model.embedded import gguf_file
@@ -174,7 +175,7 @@ def missing_drafters(config: Config) -> Iterator[str]:
         if isinstance(path := node.get("path"), str):
             kind = target(node).split(".")[-2]
             command = f"python -m harness job=train_drafter job.kind={kind}"
-            for line in refusal(lambda path=path: drafter_folder(path)):
+            for line in refusal(partial(drafter_folder, path)):
                 yield f"{line} Train one by `{command}`."
             for folder in (Path(path).expanduser(), CHECKOUT / path):
                 if folder.is_dir() and not (folder / CONFIG).is_file():
@@ -202,7 +203,7 @@ def missing_rows(config: Config) -> Iterator[str]:
     for name, node in config["tasks"].items():
         task = called(node)
         data_dir, source = node.get("data_dir"), node.get("source")
-        load = lambda task=task: task.load(1, config["seed"])  # noqa: E731  read where it is used
+        load = partial(task.load, 1, config["seed"])
         if source == "hub":
             repo = getattr(getattr(task, "dataset", None), "path", None)
             yield from refusal_by_hub(load, repo, "dataset", f"hf download --repo-type dataset {repo or name}")
@@ -215,10 +216,10 @@ def missing_rows(config: Config) -> Iterator[str]:
 def missing_permissions(config: Config) -> Iterator[str]:
     """Folders that results are written to; where all of them lie, else each."""
     root = Path(config["results_dir"])
-    whole = list(refusal(lambda: check_writable(root)))
+    whole = list(refusal(partial(check_writable, root)))
     yield from whole
     for kind in () if whole else ("runs", "tables", "figures"):
-        yield from refusal(lambda kind=kind: check_writable(root / kind))
+        yield from refusal(partial(check_writable, root / kind))
 
 
 def refusal(action: Callable[[], Any]) -> Iterator[str]:

@@ -85,7 +85,8 @@ def full_scores(
     tiers: Tiers, prompt: Sequence[int], output: Sequence[int], temperature: float
 ) -> tuple[int, list[float]]:
     """How many output tokens are the full verifier's likeliest, and the log-probability of each; one forward."""
-    greedy, found = 0, []
+    greedy = 0
+    found: list[float] = []
     for logits in text_logits(tiers.full, prompt, output):
         tokens = output[len(found) : len(found) + len(logits)]
         greedy += int((top(logits) == to_device(tokens, logits.device)).sum())

@@ -1,6 +1,7 @@
 """The figure of an audit: share of wrong tokens by confidence, place and position, and what prompts lost."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ def audit_figure(outputs: Sequence[AuditedOutput]) -> Figure:
     return figure
 
 
-def look(index: int) -> dict[str, object]:
+def look(index: int) -> dict[str, Any]:
     colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
     return {"color": f"#{colours[index % len(colours)].lstrip('#')}", "marker": MARKERS[index % len(MARKERS)]}
 

@@ -251,7 +251,8 @@ def definition(metric: str) -> str:
     if metric in RATIOS:
         return RATIOS[metric].definition
     definitions = {known.name: known.definition for known in PAIR_METRICS}
-    definitions |= {known.name: known.definition for known in (*DIVERGENCE_METRICS, *FIDELITY_METRICS)}
+    definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
+    definitions |= {known.name: known.definition for known in FIDELITY_METRICS}
     return definitions[metric]
 
 
