@@ -203,7 +203,7 @@ def missing_rows(config: Config) -> Iterator[str]:
     for name, node in config["tasks"].items():
         task = called(node)
         data_dir, source = node.get("data_dir"), node.get("source")
-        load = lambda task=task: task.load(1, config["seed"])  # noqa: E731  read where it is used
+        load = partial(task.load, 1, config["seed"])
         if source == "hub":
             repo = getattr(getattr(task, "dataset", None), "path", None)
             yield from refusal_by_hub(load, repo, "dataset", f"hf download --repo-type dataset {repo or name}")
@@ -216,7 +216,7 @@ def missing_rows(config: Config) -> Iterator[str]:
 def missing_permissions(config: Config) -> Iterator[str]:
     """Folders that results are written to; where all of them lie, else each."""
     root = Path(config["results_dir"])
-    whole = list(refusal(lambda: check_writable(root)))
+    whole = list(refusal(partial(check_writable, root)))
     yield from whole
     for kind in () if whole else ("runs", "tables", "figures"):
         yield from refusal(partial(check_writable, root / kind))

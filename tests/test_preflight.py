@@ -95,6 +95,16 @@ def test_a_checkpoint_folder_must_be_whole(conf: None, tmp_path: Path) -> None:
     assert ["model.safetensors does not exist" in line for line in missing_of(resolved(*asked))] == [True]
 
 
+def test_files_of_drafters_are_looked_for_in_every_arm_and_named_once(conf: None, tmp_path: Path) -> None:
+    (line,) = missing_of(resolved("drafter=retrieval", "drafter.text=[tasks/builtin/web_questions.jsonl,no.txt]"))
+    assert line == "drafter.text: 'no.txt' does not exist: give another file."
+    (tmp_path / "empty").mkdir()
+    asked = ("drafter=small_lm", f"drafter.path={tmp_path}/empty", "drafter.head_tokens=no.json")
+    found = missing_of(resolved(*asked))
+    assert ["has no config.json" in line for line in found] == [True, False]
+    assert "job.kind=small_lm" in found[0] and found[1].startswith("drafter.head_tokens: 'no.json' does not exist")
+
+
 def test_rows_that_only_the_hub_has_name_their_command(conf: None) -> None:
     (line,) = missing_of(resolved("source=hub"))
     assert "HF_HUB_OFFLINE is set" in line and "`hf download --repo-type dataset stanfordnlp/web_questions`" in line
