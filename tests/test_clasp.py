@@ -34,7 +34,8 @@ def naive_table(
         for count in range(min(index + 1, skipped) + 1):
             ways = {}
             if (index, count) in reached:
-                copies = tuple(part.clone() for part in tiers.cache.layers[index])
+                keys, values = tiers.cache.layers[index]
+                copies = (keys.clone(), values.clone())
                 sight = model.kinds[model.kind_of[index]].sight(place, 1)
                 ways[False] = model.layer(index, reached[index, count], copies, sight)
             if (index, count - 1) in reached:
@@ -93,7 +94,7 @@ def test_skipping_nothing_reaches_the_full_verifiers_state() -> None:
         ran.append(layer(index, hidden, *rest))  # type: ignore[arg-type]
         return ran[-1]
 
-    model.layer = watching  # type: ignore[method-assign]
+    model.layer = watching  # type: ignore[assignment, method-assign]
     skip_table(model, tiers.cache.layers, 6, 3, states, 1)
     assert all(torch.allclose(made[0], state, atol=1e-12) for made, state in zip(ran, states, strict=True))
 

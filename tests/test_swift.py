@@ -1,5 +1,6 @@
 """SWIFT: the search by hand, scores against a fresh computation, the law, and a clock that may stand still."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -131,9 +132,10 @@ def searched(plan: Plan, scores: list[float], monkeypatch: pytest.MonkeyPatch) -
     """What was tried while a text was written, and the layers that each block was drafted with."""
     tried: list[Mask] = []
     drafting: list[tuple] = []
+    given: list[Callable[[Mask], Evaluation]] = []
     monkeypatch.setattr(Swift, "evaluated", lambda self, mask: given[0](mask))
     method = made(tiny_model(2, kept=(0,)), plan)
-    given = [scoring(scores, tried, method)]
+    given.append(scoring(scores, tried, method))
     draft = method.length.draft
 
     def noting(tokens, count, chooser):

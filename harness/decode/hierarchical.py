@@ -1,6 +1,6 @@
 """Three tiers, lossless: the slim verifier drafts for the full one, and has a drafter (TriForce, arXiv 2404.11912)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from harness.decode.length import Fixed, Length
 from harness.decode.nested import Reviewed
