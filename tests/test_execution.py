@@ -323,7 +323,7 @@ def rows(name: str) -> list[dict[str, object]]:
 @pytest.mark.slow  # some 20 s each, seen on a busy machine
 @pytest.mark.parametrize(("name", "count"), [("openai_humaneval_test.jsonl", 164), ("mbpp_full_test.jsonl", 200)])
 def test_every_reference_solution_passes(name: str, count: int) -> None:
-    passed = []
+    verdicts = {}
     for row in rows(name):
         if name.startswith("mbpp"):
             program, setup = str(row["code"]), str(row["test_setup_code"])
@@ -331,6 +331,6 @@ def test_every_reference_solution_passes(name: str, count: int) -> None:
         else:
             program = f"{row['prompt']}{row['canonical_solution']}"
             tests = f"{row['test']}\ncheck({row['entry_point']})"
-        passed.append(run_candidate(program, tests))
-    assert [verdict for verdict in passed if verdict.outcome is not Outcome.PASSED] == []
-    assert len(passed) == count
+        verdicts[row["task_id"]] = run_candidate(program, tests)
+    assert {number: verdict for number, verdict in verdicts.items() if verdict.outcome is not Outcome.PASSED} == {}
+    assert len(verdicts) == count

@@ -72,10 +72,13 @@ if loose:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use. Memory and processor time are those of each of its processes."""
+    """What one program may use. Memory and processor time are those of each of its processes.
+
+    The wall's limit is for programs that wait: it is wide, so that a busy machine fails no program for being slow.
+    """
 
     cpu_s: int = 10
-    wall_s: float = 30.0
+    wall_s: float = 120.0
     memory_bytes: int = 512 * 2**20
     processes: int = 8
     file_bytes: int = 8 * 2**20
