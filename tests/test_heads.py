@@ -298,3 +298,12 @@ def test_a_medusa_tier_has_nothing_to_cut() -> None:
     tiers.prefill(TOKENS)
     tiers.rollback(3)
     assert tier.length == 1 and tiers.full.length == 3
+
+
+def test_a_slim_verifier_that_is_another_model_has_no_features_for_a_head() -> None:
+    model = tiny_model(0, kept=(0,))
+    tiers = tiers_of(model, capacity=32)
+    tiers.independent("slim", tiny_model(1, kept=(0,)).transformer)
+    with pytest.raises(UserError, match=r"the slim verifier is another model.*drafter\.features=catch_up"):
+        head_drafter("eagle")(tiers, Sampling(), model)
+    head_drafter("eagle", source="catch_up")(tiers, Sampling(), model)

@@ -9,7 +9,7 @@ A token is wrong when the full verifier, the text before it given, would not hav
   it with probability min(1, q/q').
 
 Text is given, so a wrong token does not make those behind it wrong. Nothing of the run is needed but tokens and traces.
-Not covered: methods with more slim verifiers than the one of ``model.slim_mask``.
+Not covered: methods with several slim verifiers.
 """
 
 from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.drafters.base import Draft, draft_with
-from harness.errors import unknown
+from harness.errors import UserError, unknown
 from harness.model.sight import Sight
 from harness.model.tiers import GRAPH_STEP, Pick, Tier, Tiers, chunk_of, scalar
 from harness.model.transformer import PREFILL_CHUNK, Transformer
@@ -37,6 +37,11 @@ class Features:
             raise unknown("drafter.features", source, SOURCES)
         self.full = tiers.full
         self.slim = next((tier for tier in tiers.others if tier.name == "slim"), None) if source == "slim" else None
+        if self.slim is not None and self.slim.model.weights.embed is not self.full.model.weights.embed:
+            raise UserError(
+                "drafter.features=slim: the slim verifier is another model, whose hidden states this head cannot read: "
+                "set drafter.features=catch_up."
+            )
         for tier in (self.full, self.slim):
             if tier is not None:
                 tier.watch(taps)

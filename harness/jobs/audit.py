@@ -1,6 +1,6 @@
 """The worst case of a run: ``python -m harness job=audit``. Scores stored outputs again; measures no time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from harness.audit.records import AuditedOutput
 from harness.audit.tables import files, summary_frame
 from harness.compare import BASELINE
 from harness.config import FILE_NAME, called, check_call
+from harness.decode.slim import Slim, masked, only
 from harness.errors import UserError
 from harness.jobs.report import WIDTH
 from harness.metrics import complete_prompts
@@ -26,6 +27,8 @@ from harness.report.figures import save
 from harness.report.tables import RunReport, console_table, identity
 from harness.sampling import Sampling
 from harness.store import RUN, RunData, check_writable, find_runs, read, read_config, write_atomic
+
+MakeSlim = Callable[[Tiers, Model], Slim | Sequence[Slim]]
 
 
 def audit(results_dir: str, run: str | None = None) -> list[Path]:
@@ -51,7 +54,8 @@ def audit(results_dir: str, run: str | None = None) -> list[Path]:
     samples = samples_to_audit(data)
     model: Model = made(settings, "model", folder)(notify=lambda line: screen.print(line, style="dim"))
     prompts = prompts_of(data, settings, model, samples, folder)
-    outputs = list(audit_all(data, settings, model, prompts, samples, screen))
+    makers = {arm: slim_of(settings, arm, folder) for arm in dict.fromkeys(one.arm for one in samples)}
+    outputs = list(audit_all(data, settings, model, makers, prompts, samples, screen))
     facts = identity(RunReport(data.run, (), (), settings))
     texts = files(data.run, outputs, facts, name)
     paths = []
@@ -134,23 +138,28 @@ def prompts_of(
     return found
 
 
+def slim_of(settings: Mapping[str, Any], arm: str, folder: Path) -> MakeSlim:
+    """What made the slim verifier of an arm; the model's own mask where its config says nothing."""
+    method = settings.get("methods", {}).get(arm, {})
+    return made(settings, f"methods.{arm}.slim", folder) if "slim" in method else masked
+
+
 def audit_all(
     data: RunData,
     settings: Mapping[str, Any],
     model: Model,
+    makers: Mapping[str, MakeSlim],
     prompts: Mapping[tuple[str, str], Prompt],
     samples: list[SampleRecord],
     screen: Console,
 ) -> Iterator[AuditedOutput]:
-    """Every output in turn, over one cache."""
-    if model.slim_mask is None:
-        raise UserError(f"run {data.run.run_id}: its model has no layer mask, so no slim verifier to audit.")
+    """Every output in turn, over the tiers of its arm."""
     sampling = Sampling(data.run.temperature, float(settings.get("top_p", 1.0)), int(settings.get("top_k", 0)))
     baselines = {(one.task, one.example_id): one for one in data.samples if one.arm == BASELINE}
     longest = max(one.prompt_tokens + len(one.generation.token_ids) for one in samples)
-    tiers = Tiers(model.transformer, model.transformer.new_cache(longest + 1))
-    slim = tiers.provisional("slim", model.slim_mask.layers)
+    tiers = {arm: Tiers(model.transformer, model.transformer.new_cache(longest + 1)) for arm in makers}
+    slims = {arm: only(make(tiers[arm], model), "job=audit").tier for arm, make in makers.items()}
     for one in track(samples, "scoring outputs again", console=screen):
         key = (one.task, one.example_id)
-        tiers.rollback(0)
-        yield audited(tiers, slim, model.tokenizer, prompts[key].ids, one, baselines[key], sampling)
+        tiers[one.arm].rollback(0)
+        yield audited(tiers[one.arm], slims[one.arm], model.tokenizer, prompts[key].ids, one, baselines[key], sampling)
