@@ -1,4 +1,4 @@
-"""News summaries, CNN/DailyMail 3.0.0, scored by ROUGE-2 and ROUGE-Lsum."""
+"""News summaries, CNN/DailyMail 3.0.0, scored by ROUGE-2, ROUGE-1 and ROUGE-Lsum."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ class CnnDailyMail(Task):
 
     name = "cnn_dailymail"
     group = "summarization"
-    metrics = ("rouge2", "rougeLsum")
+    metrics = ("rouge2", "rouge1", "rougeLsum")
     dataset = Dataset(
         *("abisee/cnn_dailymail", "3.0.0", "cnn_dailymail_3.0.0", "cnn_dailymail", "cnn_dailymail"),
         calibration=("validation", "train"),

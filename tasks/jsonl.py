@@ -47,6 +47,8 @@ class Jsonl(Task):
         for name in self.metrics:
             if name not in METRICS:
                 raise unknown("metric", name, METRICS)
+            if METRICS[name].executes:
+                raise UserError(f"{path}: metric {name}: it runs programs, for which rows need a set of their own")
 
     def rows(self, splits: tuple[str, ...], limit: int) -> Rows:
         """Rows of ``path``, or of ``train_path`` for shots and calibration. Raises UserError where that is not set."""

@@ -1,4 +1,4 @@
-"""German and English, WMT14 (newstest2014), scored by BLEU."""
+"""German and English, WMT14 (newstest2014), scored by BLEU and chrF."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ class Wmt14DeEn(Task):
 
     name = "wmt14_de_en"
     group = "translation"
-    metrics = ("bleu",)
+    metrics = ("bleu", "chrf")
     dataset = Dataset("wmt/wmt14", "de-en", "wmt14_de-en", "wmt14", "wmt14_de_en", calibration=("validation", "train"))
     columns = ("translation",)
     template = "Translate this German sentence to English.\n\n{input}"

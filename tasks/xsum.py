@@ -1,4 +1,4 @@
-"""One-sentence news summaries, XSum, scored by ROUGE-2 and ROUGE-Lsum."""
+"""One-sentence news summaries, XSum, scored by ROUGE-2, ROUGE-1 and ROUGE-Lsum."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ class XSum(Task):
 
     name = "xsum"
     group = "summarization"
-    metrics = ("rouge2", "rougeLsum")
+    metrics = ("rouge2", "rouge1", "rougeLsum")
     dataset = Dataset("EdinburghNLP/xsum", "default", "xsum", "xsum", "xsum", calibration=("validation", "train"))
     columns = ("document", "summary")
     template = "Summarize this article in one sentence.\n\n{input}"

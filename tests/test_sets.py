@@ -316,6 +316,7 @@ def test_own_rows_need_no_python(tmp_path: Path) -> None:
     [
         ({"metric": "f2"}, "unknown metric 'f2': did you mean 'f1'"),
         ({"metric": []}, r"metric \[\]: want at least one of accuracy"),
+        ({"metric": "pass@1"}, "metric pass@1: it runs programs"),
         ({"path": "nowhere.jsonl"}, r"nowhere\.jsonl cannot be read"),
         ({"input": "askk"}, r"line 1: no column 'askk': jsonl needs askk, right"),
         ({"reference": "ask"}, r"line 1: column 'ask' holds int, want str \| list"),
