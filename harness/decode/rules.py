@@ -28,9 +28,10 @@ class Rules:
 
     Attributes:
         ending: who replaces a draft that the gate lets be regenerated. ``slim``: the slim verifier, and its token ends
-            the block (Alg. 1: "regenerate x using q'", then append it). ``full``: the full verifier, drawing from q in
-            a pass of its own (Alg. 2: append the prefix, then "fallback to q at t + kappa"; so also step 4 of section
-            3.5). An escalated draft that is refused is replaced by the residual of its acceptance rule either way.
+            the block (Alg. 1 regenerates "using q' or fallback to q" and appends that). ``full``: the full verifier,
+            drawing from q in a pass of its own (Alg. 2 appends the prefix alone, then "fallback to q at t + kappa"; so
+            also step 4 of section 3.5). An escalated draft that is refused is replaced by the residual of its
+            acceptance rule either way.
         escalate: whom an escalation concerns. ``token``: the escalated draft alone; those behind it keep their own
             routes (Alg. 2 asks q inside the loop, for this token). ``rest``: it and all behind it are judged by the
             next verifier, whose logits are there anyway (reading: ours). Both take one pass a block: Alg. 2 as printed
