@@ -15,16 +15,16 @@ from harness.errors import UserError
 from harness.help import CONF
 from harness.jobs import search as search_module
 from harness.jobs.search import search
-from harness.model import load, toy
+from harness.model import toy
 from harness.model.load import Model
 from harness.model.slim import LayerMask, read_mask
-from harness.model.tokenizer import ByteTokenizer
 from harness.model.toy import toy_model
 from harness.proposals import Evaluation
 from harness.records import DataSource, Example
 from harness.store import find_runs, read
 from tasks.web_questions import WebQuestions
 from tests.runs import files, main, refused, unreported
+from tests.toys import write_checkpoint
 
 DEPTH = 6
 
@@ -210,10 +210,8 @@ def test_a_searched_list_of_layers_serves_a_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_searched_file_serves_a_run_of_a_model_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    monkeypatch.setattr(load, "load_transformer", lambda folder, dtype, device: toy_model(dtype).transformer)
-    monkeypatch.setattr(load, "load_tokenizer", lambda folder, spec: ByteTokenizer())
-    model = ("model=embedded", f"model.full={tmp_path / 'checkpoint'}")
+    folder = write_checkpoint(tmp_path / "checkpoint", num_hidden_layers=6, max_position_embeddings=2048)
+    model = ("model=embedded", f"model.full={folder}")
     main(monkeypatch, *SHORT, *model, f"results_dir={tmp_path}")
     (path,) = (tmp_path / "masks").glob("*.json")
     assert json.loads(path.read_text())["dtype"] == "bfloat16"

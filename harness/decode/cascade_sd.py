@@ -53,7 +53,7 @@ class CascadeSD(Speculative):
         check_gamma(gamma)
         check_lenience(lenience, sampling)
         check_lengths(lengths, 1 if slim is None else 2)
-        self.slim_verifiers = () if slim is None else (only(slim(tiers, model), self.name),)
+        self.slim_verifiers = () if slim is None else (only(slim(tiers, model), "cascade_sd"),)
         self.slim = self.slim_verifiers[0].tier if self.slim_verifiers else None
         made = drafter(tiers, sampling, model)
         if not isinstance(made, TierDrafter):

@@ -51,7 +51,7 @@ class Hierarchical(Speculative):
         check_gamma(gamma)
         if slim_gamma < 1 or slim_blocks < 1:
             raise UserError(f"hierarchical: slim_gamma={slim_gamma}, slim_blocks={slim_blocks}: want at least 1 each.")
-        self.slim_verifiers = (only(slim(tiers, model), self.name),)  # before the drafter, which may read its states
+        self.slim_verifiers = (only(slim(tiers, model), "hierarchical"),)  # before the drafter: it may read them
         self.slim = self.slim_verifiers[0].tier
         inner = drafter(tiers, sampling, model)
         reviewed = Reviewed(tiers, self.slim, sampling, length(inner), slim_gamma, slim_blocks)

@@ -78,7 +78,11 @@ def only(layers: nn.Module) -> Layer:
 
 
 class EagleStudent(RecurrentStudent):
-    """f' = layer(W [e, f] + b), whose attention has no norm; logits = head f'."""
+    """f' = layer(W [e, f] + b), whose attention has no norm; logits = head f'.
+
+    It begins as the sum of its inputs: what the verifier's layer would write is another size, which a norm that this
+    head has not would take back. The layer's input gain, over the size of features, goes into what attention reads.
+    """
 
     kind = "eagle"
 
@@ -87,8 +91,13 @@ class EagleStudent(RecurrentStudent):
         self.config = {**self.config, "bias": True, "fused": False}
         self.layers = nn.ModuleList([Layer(self.spec, input_norm=False)])
         self.fc = nn.Linear(2 * self.spec.hidden_size, self.spec.hidden_size)
-        taken = taken_layers(borrowed.folder, layers[-1:], with_norm=False)
-        own = {name.removeprefix("model."): value for name, value in taken.items() if "input_layernorm" not in name}
+        taken = taken_layers(borrowed.folder, layers[-1:])
+        own = {name.removeprefix("model."): value for name, value in taken.items() if name.startswith("model.layers")}
+        gain = own.pop("layers.0.input_layernorm.weight") / taken["model.norm.weight"].square().mean().sqrt()
+        for name in ("q_proj", "k_proj", "v_proj"):
+            own[f"layers.0.self_attn.{name}.weight"] = own[f"layers.0.self_attn.{name}.weight"] * gain
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            own[f"layers.0.{name}.weight"] = torch.zeros_like(own[f"layers.0.{name}.weight"])
         zero = torch.zeros(self.spec.hidden_size)
         self.load_state_dict({**own, "fc.weight": halves(self.spec.hidden_size), "fc.bias": zero})
 

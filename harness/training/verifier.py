@@ -71,7 +71,7 @@ def layer_choice(layers: Sequence[int], depth: int) -> list[int]:
     return [index % depth for index in layers]
 
 
-def taken_layers(folder: Path, layers: Sequence[int], with_norm: bool = True) -> dict[str, Tensor]:
+def taken_layers(folder: Path, layers: Sequence[int]) -> dict[str, Tensor]:
     """Weights of chosen layers under the names of layers 0, 1, ..., and of the final norm, in float32."""
     taken: dict[str, Tensor] = {}
     with Checkpoint(folder) as checkpoint:
@@ -80,6 +80,5 @@ def taken_layers(folder: Path, layers: Sequence[int], with_norm: bool = True) ->
             for name in checkpoint.shapes:
                 if name.startswith(base) and not name.endswith("rotary_emb.inv_freq"):
                     taken[f"model.layers.{place}.{name.removeprefix(base)}"] = checkpoint.read(name).float()
-        if with_norm:
-            taken[NORM] = checkpoint.read(NORM).float()
+        taken[NORM] = checkpoint.read(NORM).float()
     return taken
