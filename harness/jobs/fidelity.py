@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import yaml
 from rich.console import Console
@@ -79,16 +78,7 @@ def fidelity(
         check_writable(results / kind)
     loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
     verifier = model(notify=partial(screen.print, style="dim", highlight=False, markup=False, soft_wrap=True))
-    makers = slims(
-        verifier,
-        unrepeated(sources),
-        unrepeated(skip_ratios),
-        unrepeated(caches),
-        unrepeated(masks or ()),
-        unrepeated(checkpoints),
-        seed=settings.seed,
-        own_mask=masks is None,
-    )
+    makers = slims(verifier, sources, skip_ratios, caches, masks, checkpoints, settings.seed)
     check_makers(verifier, drafter, makers)
     prompts = [
         make_prompt(verifier, name, tasks[name], example) for name, (found, _) in loaded.items() for example in found
@@ -123,9 +113,6 @@ def fidelity(
     return path
 
 
-One = TypeVar("One")
-
-
 def margins_of(gate: object, alpha: float, beta: float, delta_alphas: Sequence[float]) -> Margins:
     """Raises UserError for a gate that is not made of two thresholds on q'(v)/M', or alphas that are not two."""
     name = str(getattr(gate, "name", gate))
@@ -139,21 +126,16 @@ def margins_of(gate: object, alpha: float, beta: float, delta_alphas: Sequence[f
     return Margins(alpha, beta, accept_at, keep_at, *delta_alphas)
 
 
-def unrepeated(asked: Sequence[One]) -> list[One]:
-    return list(dict.fromkeys(asked))
-
-
 def slims(
     model: Model,
     sources: Sequence[str],
     skip_ratios: Sequence[float],
     caches: Sequence[str],
-    masks: Sequence[str],
+    masks: Sequence[str] | None,
     checkpoints: Sequence[str],
     seed: int,
-    own_mask: bool,
 ) -> list[tuple[str, MakeSlim]]:
-    """Kind and maker of every slim verifier that is asked for; ``own_mask``: the model's, where it has one, too.
+    """Kind and maker of every slim verifier that is asked for, what is asked for twice once.
 
     Raises:
         UserError: an unknown source, or nothing to score.
@@ -162,15 +144,17 @@ def slims(
         if name not in SOURCES:
             raise unknown("job.sources", name, SOURCES)
     found: list[tuple[str, MakeSlim]] = []
-    for cache in caches:
-        if own_mask and model.slim_mask is not None:
+    for cache in dict.fromkeys(caches):
+        if masks is None and model.slim_mask is not None:
             found.append((kind_of(model.mask_name or "mask"), partial(slim.masked, cache=cache)))
-        found += [(kind_of(mask), partial(slim.masked, mask=mask, cache=cache)) for mask in masks]
-        for name in sources:
+        for mask in dict.fromkeys(masks or ()):
+            found.append((kind_of(mask), partial(slim.masked, mask=mask, cache=cache)))
+        for name in dict.fromkeys(sources):
             seeded = {"seed": seed} if name in ("random", "sublayers") else {}
-            for ratio in skip_ratios:
+            for ratio in dict.fromkeys(skip_ratios):
                 found.append((name, partial(SOURCES[name], skip_ratio=ratio, cache=cache, **seeded)))
-    found += [(Path(folder).name, partial(slim.checkpoint, path=folder)) for folder in checkpoints]
+    for folder in dict.fromkeys(checkpoints):
+        found.append((Path(folder).name, partial(slim.checkpoint, path=folder)))
     if not found:
         raise UserError("no slim verifier is asked for: give job.sources and job.skip_ratios, or job.masks.")
     return found

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from harness.report.figures import MARKERS, STYLE, save
 from harness.slim_fidelity.records import FidelityRecord, FidelityRow
@@ -17,7 +18,7 @@ DASHES: dict[str, Any] = {"shared": "-", "own": "--"}
 
 
 def fidelity_figure(record: FidelityRecord, rows: Sequence[FidelityRow]) -> Figure:
-    """A colour and marker for each source of slim verifiers, a line style for each cache mode; bars are 95 %."""
+    """A colour and marker for each source, a line style for each cache mode (own is hollow); bars are 95 %."""
     with matplotlib.style.context(STYLE):
         looks = {kind: look(index) for index, kind in enumerate(dict.fromkeys(one.kind for one in rows))}
         figure = Figure(figsize=(9.0, 3.4), layout="constrained")
@@ -50,7 +51,18 @@ def drawn(axes: Axes, x: Sequence[float], rows: Sequence[FidelityRow], cache: st
         [0.0 if low is None else max(0.0, value - low) for value, low, _ in spans],
         [0.0 if high is None else max(0.0, high - value) for value, _, high in spans],
     ]
-    axes.errorbar(x, values, yerr=bars, linewidth=1.2, capsize=2, elinewidth=0.8, linestyle=DASHES[cache], **style)
+    face = style["color"] if cache == "shared" else "white"
+    axes.errorbar(
+        x,
+        values,
+        yerr=bars,
+        linewidth=1.2,
+        capsize=2,
+        elinewidth=0.8,
+        linestyle=DASHES[cache],
+        markerfacecolor=face,
+        **style,
+    )
 
 
 def by_ratio(axes: Axes, rows: Sequence[FidelityRow], metric: str, looks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -75,6 +87,7 @@ def by_place(axes: Axes, rows: Sequence[FidelityRow], looks: Mapping[str, Mappin
             if mine:
                 drawn(axes, [one.place or 0 for one in mine], mine, cache, style)
     axes.set_xlabel("place in the block")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("Top-1 agreement")
     axes.set_ylim(0, 1)
     axes.set_title("largest ratio of each")
