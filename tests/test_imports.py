@@ -17,7 +17,7 @@ DECODING = (
     *("harness.model", "harness.sampling", "harness.drafters", "harness.decode", "harness.dimr", "harness.timing"),
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
-    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter"),
+    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
@@ -52,7 +52,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing", "proposals")),
-    "dimr": frozenset(("errors", "records", "sampling", "model", "decode")),
+    "theory": frozenset(("sampling",)),
+    "proposals": frozenset(("errors", "model")),
+    "dimr": frozenset(("errors", "records", "sampling", "model", "decode", "theory", "proposals")),
     "divergence": frozenset(("records", "model", "compare")),
     "rescore": frozenset(("records", "sampling", "model", "drafters", "decode")),
     "timing": frozenset(("errors", "records", "model")),

@@ -148,7 +148,7 @@ def test_drafts_in_a_row_become_one(drafts: list[Draft], tokens: list[int], prob
     got = nested_module.chained(drafts, CPU)
     assert got.tokens.tolist() == tokens
     assert (got.probs is None) == (probs is None)
-    assert probs is None or torch.equal(got.probs, torch.tensor(probs))
+    assert got.probs is None or torch.equal(got.probs, torch.tensor(probs))
 
 
 def test_logits_stay_where_all_drafts_have_them() -> None:
