@@ -164,7 +164,9 @@ class Surrogate:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # it is loud about what it could be faster with
         self.plan = plan
         self.optuna: Any = optuna
-        self.space = {str(unit): optuna.distributions.FloatDistribution(0.0, 1.0) for unit in plan.inner}
+        self.space: dict[str, Any] = {
+            str(unit): optuna.distributions.FloatDistribution(0.0, 1.0) for unit in plan.inner
+        }
         self.study = optuna.create_study(sampler=optuna.samplers.GPSampler(seed=plan.seed))
 
     def propose(self) -> Iterator[set[int]]:

@@ -60,7 +60,7 @@ def test_files_of_a_listed_group_go_where_lists_collect_them(group: str) -> None
 @pytest.mark.parametrize("name", [name for name in FILES if "/" in name and not name.startswith("experiment/")])
 def test_each_choice_composes_and_fits_the_code_it_names(name: str) -> None:
     group, _, choice = name.removesuffix(".yaml").partition("/")
-    extra = ["drafter.path=somewhere"] if "path: ???" in (CONF / name).read_text() else []
+    extra = [f"{group}.path=somewhere"] if "path: ???" in (CONF / name).read_text() else []
     cfg = composed(f"{group}={choice}", *extra)
     node = cfg[f"{group}s"] if group in ("method", "task") else cfg[group]
     nodes = plain(node, resolve=True)

@@ -83,7 +83,7 @@ def test_neither_order_nor_repetition_changes_a_cost() -> None:
     texts = texts_of(model)
     keys = [text.tiers.cache.keys.clone() for text in texts]
 
-    def costs(masks: Sequence[LayerMask], block: int) -> dict[LayerMask, tuple[float, float]]:
+    def costs(masks: Sequence[Mask], block: int) -> dict[Mask, tuple[float, float]]:
         found = [evaluate(mask, texts, block, 0.0, 1.0) for mask in masks]
         return {one.mask: (one.cost, one.agreement) for one in found}
 
@@ -98,7 +98,7 @@ def test_neither_order_nor_repetition_changes_a_cost() -> None:
         assert torch.equal(text.tiers.cache.keys, kept), "the full verifier's entries are back"
 
 
-def texts_first(model: Transformer, mask: LayerMask) -> tuple[float, float]:
+def texts_first(model: Transformer, mask: Mask) -> tuple[float, float]:
     """``mask`` as the first one that is ever scored on new texts."""
     found = evaluate(mask, texts_of(model), 5, 0.0, 1.0)
     return found.cost, found.agreement

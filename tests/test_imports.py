@@ -19,6 +19,7 @@ DECODING = (
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
+    *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
@@ -52,6 +53,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset(("errors", "hub")),
     "drafters": frozenset(("errors", "records", "sampling", "model")),
     "decode": frozenset(("errors", "records", "kernels", "sampling", "model", "drafters", "timing", "proposals")),
+    "slim_fidelity": frozenset(
+        ("errors", "records", "sampling", "model", "drafters", "decode", "dimr", "theory", "compare", "store", "report")
+    ),
     "theory": frozenset(("sampling",)),
     "proposals": frozenset(("errors", "model")),
     "dimr": frozenset(("errors", "records", "sampling", "model", "decode", "theory", "proposals")),
@@ -78,7 +82,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report")),
     "jobs": FOUNDATION
     | READING
-    | {"model", "drafters", "decode", "dimr", "divergence", "rescore", "timing", "environment", "log", "speed"}
+    | {"model", "drafters", "decode", "dimr", "proposals", "divergence", "rescore", "timing"}
+    | {"environment", "log", "speed", "slim_fidelity"}
     | {"training", "audit", "preflight", "execution"},
     "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.model.slim import LayerMask, evenly_spaced, kept_count, read_mask
+from harness.model.slim import (
+    LayerMask,
+    SublayerMask,
+    evenly_spaced,
+    first_layers,
+    kept_count,
+    random_layers,
+    random_sublayers,
+    read_mask,
+    read_text,
+)
 from tests.toys import shapes_unchecked, write_mask
 
 
@@ -145,3 +155,57 @@ def test_a_mask_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_a_shipped_mask_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert len(read_mask("results/masks/embedded_skip30.json", 30).layers) == 21
+
+
+def test_a_mask_of_sublayers() -> None:
+    mask = SublayerMask.of(attention=[0, 2, 3], mlp=[0, 3], depth=5)
+    assert mask.attention == (True, False, True, True, False) and mask.mlp == (True, False, False, True, False)
+    assert (mask.layers, mask.attending, mask.text) == ((0, 2, 3), (0, 2, 3), "0 2a 3")
+    assert SublayerMask.of([0], [0, 1], 2).text == "0 1m" and SublayerMask.of([0], [0, 1], 2).attending == (0,)
+    assert mask.skip_ratio == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.3, 0.45, 0.6])
+def test_random_masks_keep_the_ends_and_the_right_number(ratio: float) -> None:
+    for seed in range(5):
+        layers, halves = random_layers(30, ratio, seed), random_sublayers(30, ratio, seed)
+        assert len(layers.layers) == kept_count(30, ratio) and layers.kept[0] and layers.kept[-1]
+        assert sum(halves.attention) + sum(halves.mlp) == 60 - round(60 * ratio)
+        assert all(half[end] for half in (halves.attention, halves.mlp) for end in (0, -1))
+        assert halves.skip_ratio == pytest.approx(layers.skip_ratio, abs=1 / 59)
+    assert (random_sublayers(30, ratio, 0) == random_sublayers(30, ratio, 1)) == (ratio == 0)
+
+
+def test_a_prefix_by_hand() -> None:
+    assert first_layers(10, 0.3).layers == (0, 1, 2, 3, 4, 5, 6)
+
+
+def test_masks_are_read_back_from_what_tables_say() -> None:
+    for seed in range(5):
+        layers, halves = random_layers(12, 0.45, seed), random_sublayers(12, 0.45, seed)
+        assert read_text(layers.text, 12, "layers") == layers
+        assert read_text(halves.text, 12, "sublayers") == halves
+    whole = SublayerMask.of([0, 2, 3], [0, 2, 3], 4)
+    assert whole.text == "0 2 3" and read_text(whole.text, 4, "sublayers") == whole != read_text("0 2 3", 4, "layers")
+
+
+def test_a_mask_of_sublayers_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    path.write_text('{"layers": 4, "kept_attention": [0, 3], "kept_mlp": [0, 1, 3]}')
+    assert read_mask(path, 4) == SublayerMask.of([0, 3], [0, 1, 3], 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"layers": 4, "kept_attention": [0, 3]}', r"mask\.json is not a layer mask \(KeyError\('kept_mlp'\)"),
+        ('{"layers": 4, "kept_attention": [], "kept_mlp": [0]}', r"kept layers \[\] must be distinct integers"),
+        ('{"layers": 4, "kept_attention": [0], "kept_mlp": [4]}', r"kept layers \[4\] must be distinct integers"),
+        ('{"layers": 3, "kept_attention": [0], "kept_mlp": [0]}', "is a mask over 3 layers, the model has 4"),
+    ],
+)
+def test_a_file_that_is_no_mask_of_sublayers_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mask.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_mask(path, 4)

@@ -29,7 +29,7 @@ from harness.model.transformer import Transformer
 from harness.sampling import RandomChooser, Sampling
 from harness.store import find_runs, read
 from tests.runs import main, refused, unreported
-from tests.toys import CPU, scripted, tiers_of, tiny, tiny_model, write_checkpoint
+from tests.toys import CPU, Scripted, scripted, tiers_of, tiny, tiny_model, write_checkpoint
 
 MASKS: dict[str, Mask] = {
     "layers": LayerMask.of((0, 1, 3), 4),
@@ -195,7 +195,7 @@ def test_an_own_cache_falls_behind_empty_drafts_and_catches_up_in_one_forward() 
 
     class Sometimes(PromptLookup):
         def draft(self, tokens, count, chooser):
-            return scripted(range(3, 90), 0.0, 97, 0)(*[None] * 3).draft(tokens, next(drafts), chooser)
+            return Scripted(range(3, 90), 0.0, 97, 0).draft(tokens, next(drafts), chooser)
 
     method = ViaSD(
         tiers_of(model), Sampling(), model, 4, Sometimes, AlwaysEscalate(), slim=slim_of(MASKS["layers"], "own")
@@ -232,6 +232,19 @@ def test_fixed_shapes_give_an_own_tier_the_same_logits() -> None:
         tiers.prefill([1, 2, 3])
         text = [1, 2, 3, 4, 5, 6]
         assert torch.allclose(tier.forward(text, 4), fresh(model, mask, text, 4), atol=1e-10)
+
+
+def test_a_drafter_may_skip_sublayers_too(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    path.write_text('{"layers": 4, "kept_attention": [0, 2, 3], "kept_mlp": [0, 1, 3]}')
+    model = tiny_model(0, (0,))
+    tiers, other = tiers_of(model), tiers_of(model)
+    for each in (tiers, other):
+        each.prefill([1, 2, 3])
+    drafter = SelfSkip(tiers, Sampling(), model, mask=str(path))
+    slim_tier = masked_tier(other, MASKS["sublayers"], "shared")
+    assert torch.equal(drafter.tier.forward([1, 2, 3, 4], 2), slim_tier.forward([1, 2, 3, 4], 2))
+    assert drafter.name == "self_skip(0.25)"
 
 
 # Sources.

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from harness.drafters.base import TierDrafter
 from harness.model.load import Model
-from harness.model.slim import evenly_spaced, read_mask
+from harness.model.slim import Mask, evenly_spaced, read_mask
+from harness.model.sublayers import skipping
 from harness.model.tiers import Tiers
 from harness.sampling import Sampling
 
@@ -24,6 +25,7 @@ class SelfSkip(TierDrafter):
         mask: str | Sequence[int] | None = None,
     ) -> None:
         depth = model.transformer.spec.layers
-        layer_mask = evenly_spaced(depth, skip_ratio) if mask is None else read_mask(mask, depth)
+        layer_mask: Mask = evenly_spaced(depth, skip_ratio) if mask is None else read_mask(mask, depth)
         name = f"self_skip({layer_mask.skip_ratio:.2g})"
-        super().__init__(name, tiers.provisional("draft", layer_mask.layers), sampling)
+        tier = tiers.provisional("draft", layer_mask.layers, skipping(tiers.model, layer_mask))
+        super().__init__(name, tier, sampling)

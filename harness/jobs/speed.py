@@ -22,7 +22,7 @@ from harness.errors import UserError
 from harness.jobs.bench import Prompt, Task, build_arms, describe, make_prompt, seed_of, warm, warn_of_load
 from harness.jobs.report import WIDTH
 from harness.model.load import Model
-from harness.model.slim import evenly_spaced
+from harness.model.slim import SublayerMask, evenly_spaced
 from harness.model.tiers import GRAPH_STEP, Tier, Tiers
 from harness.model.truncated import first_layers_folder, is_llama
 from harness.records import Example
@@ -210,6 +210,8 @@ def tiers_to_time(
     block = 1 + settings.gamma if settings.numerics == "fixed_shape" else None
     tiers = Tiers(full, full.new_cache(room + (block or GRAPH_STEP)), block, settings.graphs)
     timed, about = {"full": tiers.full}, {"full": f"{depth} layers"}
+    if isinstance(model.slim_mask, SublayerMask):
+        raise UserError("job=speed counts the bytes of whole layers; model.slim_mask is of sublayers: give another.")
     if model.slim_mask is not None:
         timed["slim"] = tiers.provisional("slim", model.slim_mask.layers)
         about["slim"] = f"{len(model.slim_mask.layers)} of these layers over the same cache"
