@@ -35,9 +35,8 @@ def naive_table(
             ways = {}
             if (index, count) in reached:
                 keys, values = tiers.cache.layers[index]
-                copies = (keys.clone(), values.clone())
                 sight = model.kinds[model.kind_of[index]].sight(place, 1)
-                ways[False] = model.layer(index, reached[index, count], copies, sight)
+                ways[False] = model.layer(index, reached[index, count], (keys.clone(), values.clone()), sight)
             if (index, count - 1) in reached:
                 ways[True] = reached[index, count - 1]
             near = {way: torch.cosine_similarity(state[0], wanted, dim=0) for way, state in ways.items()}
@@ -94,7 +93,7 @@ def test_skipping_nothing_reaches_the_full_verifiers_state() -> None:
         ran.append(layer(index, hidden, *rest))  # type: ignore[arg-type]
         return ran[-1]
 
-    model.layer = watching  # type: ignore[assignment, method-assign]
+    model.layer = watching  # type: ignore[method-assign, assignment]
     skip_table(model, tiers.cache.layers, 6, 3, states, 1)
     assert all(torch.allclose(made[0], state, atol=1e-12) for made, state in zip(ran, states, strict=True))
 
