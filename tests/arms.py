@@ -98,7 +98,7 @@ def tiers_with(model: Model, block: int | None, graphs: bool) -> Tiers:
     return Tiers(model.transformer, model.transformer.new_cache(CAPACITY), block, graphs)
 
 
-def output(method: Method, seed: int = 0) -> tuple[int, ...]:
+def output(method: Method, seed: int = 0, length: int = 40) -> tuple[int, ...]:
     decoder = Decoder(method)
     decoder.prefill(PROMPT)
-    return decoder.decode(StopRule(40), RandomChooser(seed, CPU)).token_ids
+    return decoder.decode(StopRule(length), RandomChooser(seed, CPU)).token_ids

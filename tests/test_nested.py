@@ -18,7 +18,10 @@ from harness.sampling import RandomChooser, Sampling
 from tests.arms import DRAFTERS, NESTED, PROMPT, model_of, output, tiers_with
 from tests.toys import CPU, drafted, shapes_unchecked
 
-SEEDS = range(64)
+SEEDS = {"cascade_sd": range(18)}
+"""Two of each drafter: a block of a cascade takes dozens of forwards. The others have 45 seeds."""
+
+LENGTH = 20
 NAMES = list(DRAFTERS)
 
 
@@ -26,14 +29,15 @@ def pair(method: str, seed: int, dtype: torch.dtype = torch.float64, block: int 
     """Greedy output of a method, whose drafter the seed chooses, and that of the baseline."""
     model = model_of(seed, dtype)
     with nullcontext() if seed < len(NAMES) else shapes_unchecked():
-        want = output(Autoregressive(tiers_with(model, block, False), Sampling()))
+        want = output(Autoregressive(tiers_with(model, block, False), Sampling()), length=LENGTH)
         drafter = DRAFTERS[NAMES[seed % len(NAMES)]](model, (*PROMPT, *want))
-        return output(NESTED[method](tiers_with(model, block, False), model, drafter, Sampling())), want
+        made = NESTED[method](tiers_with(model, block, False), model, drafter, Sampling())
+        return output(made, length=LENGTH), want
 
 
 @pytest.mark.parametrize("method", NESTED)
-def test_greedy_tokens_are_the_baselines_over_64_seeds(method: str) -> None:
-    unequal = [seed for seed in SEEDS if (both := pair(method, seed))[0] != both[1]]
+def test_greedy_tokens_are_the_baselines_whatever_drafts(method: str) -> None:
+    unequal = [seed for seed in SEEDS.get(method, range(45)) if (both := pair(method, seed))[0] != both[1]]
     assert unequal == []
 
 
@@ -43,7 +47,7 @@ def test_keeping_one_draft_too_many_breaks_equality(method: str, monkeypatch: py
         return (first_stop(kept) + 1).clamp(max=len(kept))
 
     monkeypatch.setattr(rule_module, "first_stop", too_many)
-    assert sum(one != other for one, other in (pair(method, seed) for seed in range(24))) > 10
+    assert sum(one != other for one, other in (pair(method, seed) for seed in range(len(NAMES)))) > 4
 
 
 @pytest.mark.parametrize("method", NESTED)
@@ -68,7 +72,7 @@ def test_tokens_are_the_same_with_and_without_graphs(
         models = [model_of(seed, torch.float64) for seed in range(2)]
         makes = [DRAFTERS[drafter](model, ()) for model in models]
         return [
-            output(NESTED[method](tiers_with(model, None, False), model, make, sampling), seed)
+            output(NESTED[method](tiers_with(model, None, False), model, make, sampling), seed, LENGTH)
             for seed, (model, make) in enumerate(zip(models, makes, strict=True))
         ]
 
