@@ -17,6 +17,7 @@ from typing import Any
 from harness.config import called
 from harness.environment import CHECKOUT
 from harness.errors import UserError
+from harness.execution.programs import permit
 from harness.hub import closed, endpoint, one_line, problem
 from harness.store import check_writable
 
@@ -209,8 +210,7 @@ def missing_rows(config: Config) -> Iterator[str]:
             yield from refusal_by_hub(load, repo, "dataset", f"hf download --repo-type dataset {repo or name}")
         elif source == "local" or (data_dir and not Path(data_dir).expanduser().is_dir()):
             yield from refusal(load)
-        if any(metric.startswith("pass@") for metric in task.metrics) and not config.get("allow_code_execution", True):
-            yield f"{name} runs generated code, which is not allowed: add allow_code_execution=true."
+        yield from refusal(partial(permit, {name: task.metrics}, config["allow_code_execution"]))
 
 
 def missing_permissions(config: Config) -> Iterator[str]:

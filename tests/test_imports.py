@@ -100,7 +100,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "slim_fidelity",
     }
     | {"training", "audit", "preflight", "execution"},
-    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters")),
+    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "execution")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
     "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
     "__main__": frozenset(("harness", "errors", "config", "help", "launch")),

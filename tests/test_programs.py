@@ -15,7 +15,7 @@ from harness.execution.programs import permit, score
 from harness.execution.sandbox import Limits, run_candidate
 from harness.jobs import bench as bench_module
 from harness.model.load import Model
-from harness.records import DataSource, Example
+from harness.records import DataSource, Example, Shot
 from harness.report.tables import RunReport, build, markdown
 from harness.store import read
 from tests.rows import run_record, sample
@@ -31,7 +31,10 @@ class Coding:
 
     metrics: tuple[str, ...] = ("pass@1",)
     template: str = "{input}"
+    plain: str = "{input}{answer}"
+    continues: bool = False
     stop: tuple[str, ...] = ()
+    plain_stop: tuple[str, ...] = ()
     max_input_tokens: int = 64
 
     def load(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:
@@ -41,6 +44,9 @@ class Coding:
 
     def calibration(self, limit: int, seed: int) -> tuple[list[Example], DataSource]:
         return self.load(limit, seed)
+
+    def shown(self) -> tuple[Shot, ...]:
+        return ()
 
     def prediction(self, text: str) -> str:
         raise AssertionError("a program is asked for")

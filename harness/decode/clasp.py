@@ -65,11 +65,11 @@ class CLaSp(Speculative):
         if every < 1:
             raise UserError(f"clasp: every={every}: want at least 1 block.")
         depth = model.transformer.spec.layers
-        kept = evenly_spaced(depth, skip_ratio).layers  # until there is a verified token
-        self.skipped = depth - len(kept)
+        self.first = evenly_spaced(depth, skip_ratio).layers  # until there is a verified token
+        self.skipped = depth - len(self.first)
         self.every = every
         self.blocks = 0
-        self.skipping = SelfSkip(tiers, sampling, model, mask=list(kept))
+        self.skipping = SelfSkip(tiers, sampling, model, mask=list(self.first))
         self.skipping.tier.graphs = False
         tiers.full.watch(range(depth))
         super().__init__(tiers, sampling, model, gamma, lambda *_: self.skipping, length)
@@ -81,8 +81,8 @@ class CLaSp(Speculative):
 
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block:
         place = self.tiers.full.length - 1  # the last verified token
-        if place >= 0 and self.blocks % self.every == 0:
-            self.skipping.tier.change_layers(self.chosen(tokens[place], place))
+        if self.blocks % self.every == 0:
+            self.skipping.tier.change_layers(self.first if place < 0 else self.chosen(tokens[place], place))
         self.blocks += 1
         return super().step(tokens, remaining, chooser)
 

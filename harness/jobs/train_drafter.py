@@ -330,7 +330,7 @@ def save(
             + ")"
         ),
         "seed": identity["seed"],
-        "seconds": round(training.at.seconds, 1),
+        "seconds": round(training.at.seconds, 3),
         "held_out": {key: round(value, 4) for key, value in held_out.items()},
         "objective": identity["objective"],
         "verifier_layers": identity["layers"],
