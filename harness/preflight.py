@@ -34,7 +34,8 @@ def require(cells: Sequence[Config]) -> None:
     Raises:
         UserError: what is missing; where that is several things, each has been printed on a line of its own.
     """
-    different = {json.dumps([cell.get(key) for key in (*CALLED, "results_dir")], default=str): cell for cell in cells}
+    keys = (*CALLED, "results_dir", "allow_code_execution")
+    different = {json.dumps([cell.get(key) for key in keys], default=str): cell for cell in cells}
     found = dict.fromkeys(line for cell in different.values() for line in missing_of(cell))
     if found:
         raise listed(list(found))
@@ -159,11 +160,18 @@ def missing_masks(config: Config) -> Iterator[str]:
     """Mask files of the slim verifier and of drafters."""
     full = config["model"].get("full")
     search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
-    instead = {"slim_mask": "model.slim_mask=null where no arm has a slim tier", "mask": "drafter.mask=null"}
     for _, node in nodes({"model": config["model"], "methods": config["methods"]}):
+        group = "slim" if target(node).startswith("harness.decode.slim.") else "drafter"
+        instead = {
+            "slim_mask": "model.slim_mask=null where no arm has a slim tier",
+            "mask": f"{group}.mask=null",
+            "masks": "slim.masks to lists of kept layers",
+        }
         for name, other in instead.items():
-            if isinstance(mask := node.get(name), str) and not found_file(mask):
-                yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{search}`."
+            given = node.get(name)
+            for mask in given if name == "masks" and isinstance(given, list) else [given]:
+                if isinstance(mask, str) and not found_file(mask):
+                    yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{search}`."
 
 
 def missing_drafters(config: Config) -> Iterator[str]:
@@ -171,6 +179,8 @@ def missing_drafters(config: Config) -> Iterator[str]:
     from harness.drafters.weights import CONFIG, drafter_folder
 
     for _, node in nodes(config["methods"]):
+        if target(node) == "harness.decode.slim.checkpoint":
+            yield from refusal(partial(drafter_folder, node["path"], "slim.path"))
         if not target(node).startswith("harness.drafters."):
             continue
         if isinstance(path := node.get("path"), str):

@@ -129,13 +129,14 @@ def fidelity_records(
     """The record of each of ``samples``, outputs of arms after the same ``prompt``; ``methods`` are by arm.
 
     All arms share one cache, so the prompt is processed once, and the same output once unless a drafter needs the
-    cache as that output fills it. Overshoot is known of drafters that draw from a tier; None of all others.
+    cache as that output fills it. Overshoot is known of drafters that draw from a tier whose layers stayed the same;
+    None of all others.
     """
     known: dict[tuple[int, ...], tuple[int, list[float]]] = {}
     for index, sample in enumerate(samples):
         method, output = methods[sample.arm], sample.generation.token_ids
         drafter = getattr(method, "drafter", None)
-        tier = drafter.tier if isinstance(drafter, TierDrafter) else None
+        tier = drafter.tier if isinstance(drafter, TierDrafter) and not drafter.tier.changed else None
         if index == 0:
             method.tiers.rollback(0)
         if output not in known or (tier is not None and isinstance(tier.cache, Tail)):

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import GROUPS, Settings, check, check_call, check_values, plain, register
+from harness.config import GROUPS, RunSettings, Settings, check, check_call, check_values, plain, register
 from harness.errors import UserError
 from harness.help import CONF, comment, options
 
@@ -235,3 +235,10 @@ def test_a_call_that_cannot_work_is_refused_before_the_job(name: str, arguments:
 def test_a_call_that_can_work_is_let_through(name: str, arguments: dict[str, Any]) -> None:
     node = {"_target_": f"{__name__}.{name}", **arguments}
     check_call("here", node, node)
+
+
+def test_the_bench_gets_every_setting_of_a_run() -> None:
+    """One that is left out of the job's own node would keep its default whatever the command line says."""
+    own = yaml.safe_load((CONF / "job" / "bench.yaml").read_text())["settings"]
+    wanted = {field.name: f"${{{field.name}}}" for field in fields(RunSettings)}
+    assert own == {"_target_": "harness.config.RunSettings", **wanted}

@@ -9,7 +9,7 @@ A token is wrong when the full verifier, the text before it given, would not hav
   it with probability min(1, q/q').
 
 Text is given, so a wrong token does not make those behind it wrong. Nothing of the run is needed but tokens and traces.
-Not covered: methods with several slim verifiers.
+Not covered: methods with several slim verifiers, and the bonus tokens of ``bonus=slim``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,11 +49,14 @@ class SlimView(NamedTuple):
     law: float
 
 
-def decided(block: BlockTrace) -> Iterator[tuple[int, Route]]:
-    """Places in a block, from 0, of the emitted tokens that the slim verifier decided, with their routes."""
+def decided(block: BlockTrace, writes: bool = True) -> Iterator[tuple[int, Route]]:
+    """Places in a block, from 0, of the emitted tokens that the slim verifier decided, with their routes.
+
+    ``writes``: it is the slim verifier that writes what is regenerated, as with ``ending=slim``.
+    """
     for place, route in enumerate(block.routes):
         accepted = route is Route.ACCEPT and place < block.kept
-        written = route is Route.REGENERATE and place == block.kept < block.emitted
+        written = writes and route is Route.REGENERATE and place == block.kept < block.emitted
         if accepted or written:
             yield place, route
 
@@ -79,10 +82,10 @@ def full_views(tiers: Tiers, prompt: Sequence[int], output: Sequence[int], sampl
 
 
 def slim_views(
-    tiers: Tiers, slim: Tier, prompt: Sequence[int], generation: Generation, sampling: Sampling
+    tiers: Tiers, slim: Tier, prompt: Sequence[int], generation: Generation, sampling: Sampling, writes: bool
 ) -> dict[int, SlimView]:
     """The slim verifier at the positions that it decided; the cache must hold prompt and output, and is used up."""
-    places = [[place for place, _ in decided(block)] for block in generation.blocks]
+    places = [[place for place, _ in decided(block, writes)] for block in generation.blocks]
     counts = [max(mine, default=-1) + 1 for mine in places]
     found: dict[int, SlimView] = {}
     for index, logits in block_logits(tiers, slim, prompt, generation, counts):
@@ -111,16 +114,20 @@ def audited(
     sample: SampleRecord,
     baseline: SampleRecord,
     sampling: Sampling,
+    writes: bool = True,
 ) -> AuditedOutput:
-    """One output of an arm beside the baseline's; two passes: the full verifier's, and the slim one's by block."""
+    """One output of an arm beside the baseline's; two passes: the full verifier's, and the slim one's by block.
+
+    ``writes`` as in ``decided``.
+    """
     generation = sample.generation
     output = generation.token_ids
     full = full_views(tiers, prompt, output, sampling)
-    slims = slim_views(tiers, slim, prompt, generation, sampling)
+    slims = slim_views(tiers, slim, prompt, generation, sampling, writes)
     pieces = pieces_of(tokenizer, output)
     tokens = []
     for block in generation.blocks:
-        for place, route in decided(block):
+        for place, route in decided(block, writes):
             at = block.start + place
             wrong, near_tie = judged(full[at], slims[at], output[at], sampling)
             tokens.append(

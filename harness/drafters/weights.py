@@ -117,7 +117,7 @@ def load_drafter(
     if config.get("model") != model.name:
         raise UserError(
             f"{folder} was made for {config.get('model')!r}, the model is {model.name!r}: train one for it "
-            "(job=train_drafter) and name its folder in drafter.path."
+            "(job=train_drafter) and name its folder in drafter.path, or take drafter=prompt_lookup."
         )
     path = folder / WEIGHTS
     if not path.is_file():

@@ -51,7 +51,7 @@ def audit(results_dir: str, run: str | None = None) -> list[Path]:
     tables, figures = Path(results_dir) / "tables", Path(results_dir) / "figures"
     for place in (tables, figures):
         check_writable(place)
-    samples = samples_to_audit(data)
+    samples = samples_to_audit(data, settings)
     model: Model = made(settings, "model", folder)(notify=lambda line: screen.print(line, style="dim"))
     prompts = prompts_of(data, settings, model, samples, folder)
     makers = {arm: slim_of(settings, arm, folder) for arm in dict.fromkeys(one.arm for one in samples)}
@@ -76,8 +76,8 @@ def audit(results_dir: str, run: str | None = None) -> list[Path]:
     return paths
 
 
-def samples_to_audit(data: RunData) -> list[SampleRecord]:
-    """Outputs in which a slim verifier decided something, of prompts that all arms decoded.
+def samples_to_audit(data: RunData, settings: Mapping[str, Any]) -> list[SampleRecord]:
+    """Outputs in which one slim verifier decided something, of prompts that all arms decoded.
 
     Raises:
         UserError: there is none.
@@ -85,11 +85,13 @@ def samples_to_audit(data: RunData) -> list[SampleRecord]:
     found = [
         one
         for one in complete_prompts(data.run, data.samples)
-        if any(any(decided(block)) for block in one.generation.blocks)
+        if "masks" not in (method_of(settings, one.arm).get("slim") or {})
+        and any(any(decided(block)) for block in one.generation.blocks)
     ]
     if not found:
         raise UserError(
-            f"run {data.run.run_id}: no arm has a token that a slim verifier decided; audit a run with method=via_sd."
+            f"run {data.run.run_id}: no arm has a token that its one slim verifier decided; audit a run with "
+            "method=via_sd and without slim=several."
         )
     return found
 
@@ -140,8 +142,13 @@ def prompts_of(
 
 def slim_of(settings: Mapping[str, Any], arm: str, folder: Path) -> MakeSlim:
     """What made the slim verifier of an arm; the model's own mask where its config says nothing."""
-    method = settings.get("methods", {}).get(arm, {})
-    return made(settings, f"methods.{arm}.slim", folder) if "slim" in method else masked
+    return made(settings, f"methods.{arm}.slim", folder) if "slim" in method_of(settings, arm) else masked
+
+
+def method_of(settings: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
+    """The config of an arm; empty where it has none."""
+    found: Mapping[str, Any] = settings.get("methods", {}).get(arm, {})
+    return found
 
 
 def audit_all(
@@ -162,4 +169,6 @@ def audit_all(
     for one in track(samples, "scoring outputs again", console=screen):
         key = (one.task, one.example_id)
         tiers[one.arm].rollback(0)
-        yield audited(tiers[one.arm], slims[one.arm], model.tokenizer, prompts[key].ids, one, baselines[key], sampling)
+        writes = method_of(settings, one.arm).get("ending", "slim") == "slim"
+        over = (tiers[one.arm], slims[one.arm], model.tokenizer, prompts[key].ids)
+        yield audited(*over, one, baselines[key], sampling, writes)

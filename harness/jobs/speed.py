@@ -87,7 +87,13 @@ def speed(
     pairs = comparisons(verifier, transformers, no_draft)
     arms = {**methods, **own_arms(settings.gamma, max_ngram, draft)}
     greedy = build_arms(replace(settings, temperature=0.0), verifier, arms, every)
-    sampled = build_arms(settings, verifier, methods, every)
+    check_slim(verifier, greedy)
+    try:
+        sampled = build_arms(settings, verifier, methods, every)
+    except UserError as error:
+        raise UserError(
+            f"job=speed also samples, for which one of the methods is not made; leave it out: {error}"
+        ) from error
     lengths, too_long = fitting(contexts, blocks, verifier.transformer.spec.max_positions)
     room = max((0, *lengths)) + max(blocks)
     tiers, timed, about = tiers_to_time(settings, verifier, draft, draft_layers, self_skip, room)
@@ -206,6 +212,22 @@ def comparisons(model: Model, wanted: bool, no_draft: str) -> tuple[Comparison, 
         Comparison("prompt look-up", LOOKUP, PROMPT_LOOKUP, reason),
         Comparison("small_lm", SMALL, ASSISTANT, reason or no_draft or None),
     )
+
+
+def check_slim(model: Model, arms: Mapping[str, Decoder]) -> None:
+    """Refuse a slim verifier that is not the one timed.
+
+    Raises:
+        UserError: an arm has another than ``model.slim_mask`` in shared mode.
+    """
+    timed = None if model.slim_mask is None else (model.slim_mask.text, "shared")
+    for name, decoder in arms.items():
+        for slim in getattr(decoder.method, "slim_verifiers", ()):
+            if (slim.layers, slim.cache) != timed:
+                raise UserError(
+                    f"job=speed times the slim verifier of model.slim_mask over the shared cache; {name} has another "
+                    f"({slim.source}, cache {slim.cache}): set model.slim_mask, and leave slim= as it is."
+                )
 
 
 def tiers_to_time(

@@ -52,6 +52,7 @@ class Tier:
         self.model = model
         self.cache = cache
         self.layers = tuple(layers)
+        self.changed = False  # whether other layers ran before
         self.block = block
         self.graphs = graphs and [device.type for device in model.devices] == ["cuda"]
         self.replays: dict[tuple[int, ...], Replay] = {}
@@ -84,6 +85,7 @@ class Tier:
             raise ValueError(f"{self.name}: other layers made the entries from {self.length - 1} back")
         self.layers = tuple(layers)
         self.model = model or self.model
+        self.changed = True
         self.replays.clear()
 
     def forward(
