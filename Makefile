@@ -24,7 +24,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: quickstart
-quickstart: $(VENV)/.run ## Install into .venv, then measure every method on every task with the embedded model
+quickstart: $(VENV)/.run ## Install into .venv, then measure two and three tiers on four tasks with the embedded model
 	@$(PY) -m harness +experiment=quickstart
 
 .PHONY: test

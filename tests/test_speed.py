@@ -228,6 +228,7 @@ def test_prompt_lookup_runs_on_the_mix_where_its_task_was_not_chosen_and_a_tier_
         "job.contexts=64": "job.contexts is 64 (int): want Sequence.",
         "job.self_skip=1.5": "skip_ratio=1.5 leaves no layer of 6",
         "temperature=0": "temperature=0: want more than 0; it is for the arms that sample, each also runs greedily.",
+        "slim=prefix": "job=speed times the slim verifier of model.slim_mask over the shared cache; via_sd has another",
         "job.promts=3": "unknown job key 'promts': did you mean 'prompts'?",
     }.items(),
 )
