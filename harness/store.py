@@ -110,6 +110,12 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"cannot store a {type(value).__name__}: {value!r}")
 
 
+def write_measured(record: Any, path: Path, numbers: Sequence[Any] = ()) -> None:
+    """A record that a job fills as it measures, and under ``rows`` the numbers made of it once all is there."""
+    text = json.dumps(to_json(record) | {"rows": to_json(tuple(numbers))}, indent=1, allow_nan=False)
+    write_atomic(path, text + "\n")
+
+
 def from_json(kind: Any, value: Any) -> Any:
     """Inverse of ``to_json`` for the annotated type ``kind``; strict about missing and unknown fields.
 

@@ -1,6 +1,5 @@
 """Score slim verifiers at the same positions as the full one and a drafter; tabulate, draw. Read top to bottom."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +34,7 @@ from harness.slim_fidelity.measure import (
 from harness.slim_fidelity.numbers import rows
 from harness.slim_fidelity.records import FidelityRecord, FidelityRow, FidelitySum, SlimFacts
 from harness.slim_fidelity.tables import console, write_tables
-from harness.store import check_writable, to_json, write_atomic
+from harness.store import check_writable, write_measured
 
 SOURCES: dict[str, Callable[..., slim.Slim]] = {
     "random": slim.at_random,
@@ -101,13 +100,13 @@ def fidelity(
                 verifier.transformer, prompt.ids, settings.max_new_tokens, verifier.tokenizer.eos_ids
             )
             record = with_text(record, prompt, text, verifier, drafter, makers, margins, settings.gamma)
-            save(record, path)
+            write_measured(record, path)
     except BaseException:
-        save(with_status(record, "failed"), path)
+        write_measured(with_status(record, "failed"), path)
         raise
     record = with_status(record, "finished")
     numbers = rows(record)
-    save(record, path, numbers)
+    write_measured(record, path, numbers)
     report(record, numbers, results, settings.name)
     screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     return path
@@ -206,12 +205,6 @@ def with_text(
 
 def with_status(record: FidelityRecord, status: str) -> FidelityRecord:
     return replace(record, run=replace(record.run, status=status))
-
-
-def save(record: FidelityRecord, path: Path, numbers: Sequence[FidelityRow] = ()) -> None:
-    """What was measured so far, and the numbers made of it once all is there."""
-    text = json.dumps(to_json(record) | {"rows": to_json(tuple(numbers))}, indent=1, allow_nan=False)
-    write_atomic(path, text + "\n")
 
 
 def report(record: FidelityRecord, numbers: Sequence[FidelityRow], results: Path, name: str) -> None:

@@ -1,6 +1,5 @@
 """Time every tier's forward, the memory's bandwidth, and decoding beside ``transformers``. Read top to bottom."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +34,7 @@ from harness.speed.numbers import rows
 from harness.speed.records import Comparison, SpeedRecord, SpeedRow
 from harness.speed.stock import ASSISTANT, PLAIN, PROMPT_LOOKUP, Stock
 from harness.speed.tables import console, write_tables
-from harness.store import check_writable, to_json, write_atomic
+from harness.store import check_writable, write_measured
 from harness.timing import Clock, synced_clock
 
 LOOKUP, SMALL = "speculative + prompt_lookup", "speculative + small_lm"
@@ -136,13 +135,13 @@ def speed(
     try:
         for measured in measure(plan, record, screen):
             record = measured
-            save(record, path)
+            write_measured(record, path)
     except BaseException:
-        save(with_status(record, "failed"), path)
+        write_measured(with_status(record, "failed"), path)
         raise
     record = with_status(record, "finished")
     numbers = rows(record)
-    save(record, path, numbers)
+    write_measured(record, path, numbers)
     report(record, numbers, results, settings.name)
     screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     return path
@@ -346,12 +345,6 @@ def measure(plan: Plan, record: SpeedRecord, screen: Console) -> Iterator[SpeedR
 
 def with_status(record: SpeedRecord, status: str) -> SpeedRecord:
     return replace(record, run=replace(record.run, status=status))
-
-
-def save(record: SpeedRecord, path: Path, numbers: Sequence[SpeedRow] = ()) -> None:
-    """What was measured so far, and the numbers made of it once all is there."""
-    text = json.dumps(to_json(record) | {"rows": to_json(tuple(numbers))}, indent=1, allow_nan=False)
-    write_atomic(path, text + "\n")
 
 
 def report(record: SpeedRecord, numbers: Sequence[SpeedRow], results: Path, name: str) -> None:
