@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from harness.decode.rule import Verdict, drawn_from, held_to, ratios
+from harness.decode.rule import Lossless, Verdict, drawn_from, ratios
 from harness.drafters.base import Draft
-from harness.sampling import Chooser, Law, Sampling
+from harness.sampling import Chooser
 
 
-class BlockVerification:
+class BlockVerification(Lossless):
     """Decide on all prefixes of a block together and keep the longest accepted one.
 
     With X the G drafts, P_0 = 1 and P_i = min(1, P_{i-1} q(X_i)/p(X_i)), a prefix of i of them is accepted with
@@ -25,19 +25,10 @@ class BlockVerification:
     """
 
     name = "block_verification"
-    settings = None
-    lossless = True
-    reads_drafter = False
-
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
-
-    def law(self, logits: Float[Tensor, "R V"]) -> Law:
-        return self.sampling.law(logits)
 
     def judge(self, logits: Float[Tensor, "R V"], draft: Draft, chooser: Chooser) -> Verdict:
         if self.sampling.greedy:
-            return held_to(self.law(logits), draft, chooser)
+            return super().judge(logits, draft, chooser)
         verified = self.sampling.warp(logits)
         drafted = drawn_from(draft, verified)
         reached = [verified.new_ones(())]
