@@ -30,6 +30,7 @@ RING = (
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("harness.cost", "harness.report.plausibility", "harness.jobs.plausibility"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
@@ -66,6 +67,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "timing": frozenset(("errors", "records", "model")),
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
+    "cost": frozenset(("errors",)),
     "quality": frozenset(("records", "scoring", "compare")),
     "fidelity": frozenset(("records", "compare")),
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
@@ -73,7 +75,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
     "report": frozenset(
-        ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "positions", "store")
+        ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "positions", "store", "cost")
     ),
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),

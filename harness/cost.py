@@ -1,0 +1,132 @@
+"""What speculative decoding can gain, from costs and rates alone: predicted speedups, ceilings, break-even.
+
+A cost is seconds of a forward over seconds of the full verifier's at one token; ``c`` the drafter's, per drafted token,
+``c'`` the slim verifier's, per block. Assumed throughout, with batch 1 and few tokens: a pass over a block of gamma
+costs as much as one over a single token (memory-bound), and nothing besides forwards costs anything. Rates count every
+draft as accepted independently with one probability.
+
+Sources: Leviathan et al. (arXiv 2211.17192), theorem 3.8, for two tiers; for three the same count of passes.
+"""
+
+import math
+from dataclasses import dataclass
+
+from harness.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a forward, in full passes: ``draft`` per drafted token, ``slim`` per block."""
+
+    draft: float
+    slim: float
+
+    def __post_init__(self) -> None:
+        for name in ("draft", "slim"):
+            if not (value := getattr(self, name)) >= 0 or math.isinf(value):
+                raise UserError(f"cost {name}={value}: want a number of full passes, 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The matrices of a model that a decoding step reads. Norms and biases are left out: they are no thousandth.
+
+    ``architecture`` is ``decoder`` or ``encoder-decoder``: of the latter the decoder, whose layers attend to the
+    encoder too; the keys and values for that are made once. ``mlp_matrices`` is 3 with a gated MLP, else 2.
+    """
+
+    model: str
+    architecture: str
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied_head: bool
+    mlp_matrices: int
+
+    def layer_weights(self) -> int:
+        """Weights of one layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden_size * (2 * query + 2 * key)
+        cross = 2 * self.hidden_size * query if self.architecture == "encoder-decoder" else 0
+        return attention + cross + self.mlp_matrices * self.hidden_size * self.intermediate_size
+
+    def read_weights(self, layers: int | None = None) -> int:
+        """Weights that one step reads: of ``layers`` (all of them), and of the head.
+
+        The embedding is looked up, not read; tied to the head, it is the head that is counted.
+        """
+        kept = self.layers if layers is None else layers
+        return kept * self.layer_weights() + self.vocab_size * self.hidden_size
+
+    def kept_layers(self, skip_ratio: float) -> int:
+        """Layers left when ``skip_ratio`` of them are skipped, as the slim verifiers count."""
+        if not 0 <= skip_ratio < 1:
+            raise UserError(f"skip_ratio={skip_ratio}: want a share of the layers, 0 to below 1.")
+        return self.layers - round(skip_ratio * self.layers)
+
+
+def kept_share(full: Shape, skip_ratio: float) -> float:
+    """c' of a slim verifier by the bytes it reads: the head and the layers kept, over all layers and the head."""
+    return full.read_weights(full.kept_layers(skip_ratio)) / full.read_weights()
+
+
+def _check(acceptance: float, gamma: int) -> None:
+    if not 0 <= acceptance <= 1:
+        raise UserError(f"acceptance={acceptance}: want a probability.")
+    if gamma < 1:
+        raise UserError(f"gamma={gamma}: want at least 1 drafted token a block.")
+
+
+def _geometric(rate: float, terms: int) -> float:
+    """1 + rate + ... + rate^(terms - 1)."""
+    return float(terms) if rate == 1 else (1 - rate**terms) / (1 - rate)
+
+
+def tokens_per_block(acceptance: float, gamma: int, bonus: int) -> float:
+    """Expected output tokens of a block: kept drafts and a correction, or with ``bonus`` 1 the token behind them all.
+
+    Raises:
+        UserError: ``acceptance`` is no probability, or ``gamma`` below 1.
+    """
+    _check(acceptance, gamma)
+    return _geometric(acceptance, gamma + bonus)
+
+
+def speculative_speedup(acceptance: float, gamma: int, draft_cost: float) -> float:
+    """Two tiers over one: tokens per block / (gamma c + 1). Some gamma pays if and only if acceptance > c."""
+    return tokens_per_block(acceptance, gamma, bonus=1) / (gamma * draft_cost + 1)
+
+
+def speculative_ceiling(gamma: int | None, draft_cost: float) -> float:
+    """Every draft accepted; with ``gamma`` None the limit of long blocks, 1 / c."""
+    if gamma is None:
+        return 1 / draft_cost
+    return (gamma + 1) / (gamma * draft_cost + 1)
+
+
+def block_full_passes(accept: float, escalate: float, gamma: int) -> float:
+    """Expected full passes of a block that is scored whole at its first escalation: P(a block escalates).
+
+    ``accept`` and ``escalate`` are the gate's shares per examined draft; any other draft ends the block without one.
+    """
+    _check(accept, gamma)
+    return escalate * _geometric(accept, gamma)
+
+
+def three_tier_speedup(tokens: float, full_passes: float, gamma: int, costs: Costs) -> float:
+    """Three tiers over one: tokens per block / (gamma c + c' + full passes per block)."""
+    return tokens / (gamma * costs.draft + costs.slim + full_passes)
+
+
+def ceiling(gamma: int, costs: Costs, bonus: int) -> float:
+    """Three tiers with every draft accepted and no full pass: (gamma + bonus) / (gamma c + c')."""
+    return (gamma + bonus) / (gamma * costs.draft + costs.slim)
+
+
+def break_even(slim_cost: float) -> float:
+    """Full passes per block below which a third tier beats two of equal tokens per block: 1 - c'."""
+    return 1 - slim_cost
