@@ -1,6 +1,7 @@
 """Published speedups beside their ceilings: hand cases, known flags, and what the table says."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,7 +30,7 @@ def found() -> pd.DataFrame:
     return plausibility(read_numbers(PAPER), shapes, read_in, Assumptions())
 
 
-def row(found: pd.DataFrame, **said: object) -> dict[str, object]:
+def row(found: pd.DataFrame, **said: object) -> dict[str, Any]:
     for key, value in said.items():
         found = found[found[key] == value]
     (one,) = found.to_dict("records")

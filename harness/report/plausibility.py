@@ -135,7 +135,7 @@ def plausibility(
         found = judged(row["method"], row["pair"], row["value"], rejection, shapes, assumed)
         memory = [model for model in PAIRS[row["pair"]] if read_in[model].startswith("from memory")]
         note = f"shape from memory: {', '.join(memory)}" if memory else ""
-        why = "; ".join(part for part in (found.pop("why"), note) if part)
+        why = "; ".join(part for part in (str(found.pop("why")), note) if part)
         identity = {key: row[key] for key in keys} | {"published": row["value"], "origin": row["origin"]}
         rows.append(identity | found | {"why": why})
     return pd.DataFrame(rows)
