@@ -30,7 +30,7 @@ RING = (
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
-    *("harness.cost", "harness.report.plausibility", "harness.jobs.plausibility"),
+    *("harness.cost", "harness.report.plausibility", "harness.report.break_even", "harness.jobs.plausibility"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),

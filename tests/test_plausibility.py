@@ -116,7 +116,7 @@ def test_the_summary_counts_every_row_once(found: pd.DataFrame) -> None:
 
 
 def test_the_job_writes_both_files_and_lists_assumptions(tmp_path: Path) -> None:
-    page, table = report_plausibility(str(tmp_path), gamma=4, paper=str(PAPER))
+    page, table, *_ = report_plausibility(str(tmp_path), gamma=4, paper=str(PAPER))
     text = page.read_text()
     assert "gamma 4" in text
     assert "from memory" in text

@@ -1,9 +1,14 @@
-"""The paper's speedups beside their ceilings: ``python -m harness job=plausibility``. Reads no run."""
+"""The paper's speedups beside their ceilings, and where a third tier pays: ``job=plausibility``. Imports no torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from harness.errors import UserError
+from harness.jobs.report import read_report
+from harness.report.break_even import break_even_figure, implied_points, measured_points, page
+from harness.report.figures import save
 from harness.report.plausibility import (
     VERDICTS,
     Assumptions,
@@ -13,31 +18,52 @@ from harness.report.plausibility import (
     read_shapes,
     write,
 )
-from harness.store import check_writable
+from harness.store import check_writable, find_runs, write_atomic
 
 
 def report_plausibility(
-    results_dir: str, gamma: int = 5, skip_ratio: float = 0.45, draft_bytes: float = 1.0, paper: str = "results/paper"
+    results_dir: str,
+    runs: str | Sequence[str] | None = None,
+    gamma: int = 5,
+    skip_ratio: float = 0.45,
+    draft_bytes: float = 1.0,
+    paper: str = "results/paper",
 ) -> list[Path]:
-    """Write ``tables/paper_plausibility.md`` and ``.csv`` under ``results_dir``, print the counts, return the paths.
+    """Write tables ``paper_plausibility`` and ``break_even`` and a figure under ``results_dir``; return the paths.
 
     Args:
+        runs: ids of runs whose three-tier arms are put beside the paper's; None: the newest finished one, if any.
         gamma, skip_ratio, draft_bytes: see ``harness.report.plausibility.Assumptions``.
         paper: folder with ``numbers.csv`` and ``configs.csv``.
 
     Raises:
-        UserError: an assumption out of bounds, or the folder lacks a file.
+        UserError: an assumption out of bounds, no such run, or the folder lacks a file.
     """
     assumed = Assumptions(gamma, skip_ratio, draft_bytes)
-    tables = Path(results_dir) / "tables"
-    check_writable(tables)
+    tables, figures = Path(results_dir) / "tables", Path(results_dir) / "figures"
+    for folder in (tables, figures):
+        check_writable(folder)
     shapes, read_in = read_shapes(Path(paper))
     found = plausibility(read_numbers(Path(paper)), shapes, read_in, assumed)
+    points = [*measured_points([read_report(folder) for folder in chosen(results_dir, runs)]), *implied_points(found)]
+
     screen = Console()
     counts = found["verdict"].value_counts()
     for verdict in VERDICTS:
         screen.print(f"{int(counts.get(verdict, 0)):4d}  {verdict}", highlight=False)
-    paths = list(write(tables, found, markdown(found, assumed, read_in)))
+    paths = [*write(tables, found, markdown(found, assumed, read_in)), tables / "break_even.md"]
+    write_atomic(paths[-1], page(points))
+    paths += save(break_even_figure(points), figures, "break_even")
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     return paths
+
+
+def chosen(results_dir: str, runs: str | Sequence[str] | None) -> list[Path]:
+    """Folders of the runs asked for; of none asked for the newest finished one, where there is one."""
+    if runs is not None:
+        return find_runs(results_dir, [runs] if isinstance(runs, str) else runs)
+    try:
+        return find_runs(results_dir)
+    except UserError:
+        return []

@@ -32,12 +32,13 @@ def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str 
     wanted = [runs] if isinstance(runs, str) else runs
     if wanted is not None and not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
         raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
-    reports = [_load(folder) for folder in find_runs(results_dir, wanted)]
+    reports = [read_report(folder) for folder in find_runs(results_dir, wanted)]
     name = name or str(reports[0].settings.get("name", "run"))
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
 
 
-def _load(folder: Path) -> RunReport:
+def read_report(folder: Path) -> RunReport:
+    """A run from disk with all its numbers; of one that did not finish, of the prompts that all arms decoded."""
     data: RunData = read(folder)
     samples: Sequence[SampleRecord] = data.samples
     note = ""
