@@ -19,7 +19,7 @@ from harness.records import RunRecord
 from harness.sampling import Sampling
 from harness.slim_fidelity.measure import Margins, by_place, draft_logits, quantities, slim_logits
 from harness.slim_fidelity.numbers import QUANTITIES, rows
-from harness.slim_fidelity.records import FidelityRecord, FidelitySum, SlimFacts
+from harness.slim_fidelity.records import SlimFacts, SlimFidelityRecord, SlimFidelitySum
 from harness.store import from_json
 from tests.runs import files, main, refused
 from tests.theory import plain_cost
@@ -79,13 +79,13 @@ def test_an_own_cache_has_room_for_what_it_keeps(model: Model) -> None:
     assert facts.cache_bytes == 4 * 2 * spec.kv_heads * spec.head_dim * 8  # layers, keys and values, float64
 
 
-def record_of(*sums: FidelitySum) -> FidelityRecord:
+def record_of(*sums: SlimFidelitySum) -> SlimFidelityRecord:
     run = RunRecord("r", 1, "", "m", 0.0, 0, (), {}, {}, {}, None, None, {}, "finished")
-    return FidelityRecord(run, {}, "d", "g", {"one": SlimFacts("one", "even", 0.3, "own", "0 1", 8)}, sums)
+    return SlimFidelityRecord(run, {}, "d", "g", {"one": SlimFacts("one", "even", 0.3, "own", "0 1", 8)}, sums)
 
 
-def summed(example: str, place: int, positions: int, **sums: float) -> FidelitySum:
-    return FidelitySum("one", "qa", example, place, positions, dict.fromkeys(QUANTITIES, 0.0) | sums)
+def summed(example: str, place: int, positions: int, **sums: float) -> SlimFidelitySum:
+    return SlimFidelitySum("one", "qa", example, place, positions, dict.fromkeys(QUANTITIES, 0.0) | sums)
 
 
 def test_means_are_sums_over_positions_and_not_means_of_means() -> None:
@@ -119,7 +119,7 @@ def test_the_job_writes_a_record_tables_and_a_figure(
     ]
     stored = json.loads((tmp_path / made[0]).read_text())
     numbers = stored.pop("rows")
-    record = from_json(FidelityRecord, stored)
+    record = from_json(SlimFidelityRecord, stored)
     assert len(record.slims) == 2 * 5 and record.drafter == "self_skip(0.67)" and record.run.status == "finished"
     assert {facts.kind for facts in record.slims.values()} == {
         *("mask evenly spaced, skip 0.3", "random", "even", "prefix", "sublayers")
@@ -157,7 +157,7 @@ def test_a_run_that_fails_keeps_what_it_measured(tmp_path: Path, monkeypatch: py
     {
         "job.sources=[evn]": "unknown job.sources 'evn': did you mean 'even'",
         "job.caches=[mine]": "unknown slim cache 'mine': ",
-        "job.beta=0.5": "alpha=0.0, beta=0.5: want",
+        "job.beta=0.5": "job.alpha=0.0, job.beta=0.5: want",
         "job.delta_alphas=[0.5]": "job.delta_alphas=[0.5]: want [alpha1, alpha2], both between 0 and 1.",
         "gate=always_escalate": "job=fidelity needs a gate with thresholds, and always_escalate has none",
         "drafter=prompt_lookup": "job=fidelity asks the drafter for its distribution at every position, and ",

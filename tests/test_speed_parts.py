@@ -133,6 +133,19 @@ def test_the_bytes_of_a_forward_are_those_of_its_tensors(family: str, dtype: tor
     assert forward_bytes(model, (0, 3), 3, 20) == layers + edges + 2 * (keys.nbytes + values.nbytes)
 
 
+def test_a_skipped_half_of_a_layer_is_not_read() -> None:
+    model = random_transformer(toy_spec(layers=4), 0, torch.float64)
+    kept = SublayerMask.of(attention=[0, 1], mlp=[0, 2], depth=4)
+    attention, mlp = ("qkv", "out", "attn_norm"), ("gate_up", "down", "mlp_norm")
+    weights = model.weights.layers[0]
+    read = {half: sum(getattr(weights, name).nbytes for name in half) for half in (attention, mlp)}
+    entries = sum(part.nbytes for part in model.new_cache(23).layers[0])
+    none = forward_bytes(model, (), 3, 20)
+    assert forward_bytes(skipping(model, kept), kept.layers, 3, 20) == none + 2 * (
+        read[attention] + read[mlp] + entries
+    )
+
+
 def test_behind_a_sliding_window_fewer_keys_are_read() -> None:
     spec = replace(toy_spec(layers=2), window=8, sliding=frozenset((1,)))
     model = random_transformer(spec, 0, torch.float64)

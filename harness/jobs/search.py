@@ -19,9 +19,9 @@ from harness.environment import git_state
 from harness.errors import UserError, unknown
 from harness.jobs.bench import positions_needed
 from harness.model.load import Model
-from harness.model.slim import LayerMask, Mask, read_text
+from harness.model.slim import LayerMask, Mask, mask_stem, read_text
 from harness.prompts import Prompt, Task, make_prompt
-from harness.proposals import UNITS, Evaluation, SearchPlan
+from harness.proposals import Evaluation, SearchPlan
 from harness.proposals import search as search_masks
 from harness.records import DataSource
 from harness.store import check_writable, write_atomic
@@ -68,7 +68,8 @@ def search(
         UserError: bad settings, or anything missing.
     """
     screen = Console(stderr=True)
-    for key, value in (("prompts", prompts), ("new_tokens", new_tokens), ("block", block)):
+    counts = {"evaluations": evaluations, "prompts": prompts, "new_tokens": new_tokens, "block": block}
+    for key, value in counts.items():
         if value < 1:
             raise UserError(f"job.{key}={value}: want at least 1.")
     if cache not in CACHES:
@@ -98,7 +99,7 @@ def search(
         "alpha": alpha,
         "beta": beta,
     }
-    state = State(folder, mask_name or default_name(full.slug, plan, cache))
+    state = State(folder, mask_name or mask_stem(full.slug, skip_ratio, cache, units))
     prompts_made = [
         make_prompt(full, key, tasks[key], example) for key, (found, _) in rows.items() for example in found
     ]
@@ -127,13 +128,6 @@ def search(
         soft_wrap=True,
     )
     return state.mask
-
-
-def default_name(slug: str, plan: SearchPlan, cache: str) -> str:
-    """``embedded_skip45``; with the units and the cache mode where they are not layers and shared."""
-    parts = [slug, f"skip{round(100 * plan.skip_ratio)}"]
-    parts += [part for part, usual in ((plan.units, UNITS[0]), (cache, CACHES[0])) if part != usual]
-    return "_".join(parts)
 
 
 def scorer(
