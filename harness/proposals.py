@@ -83,6 +83,11 @@ class SearchPlan:
         return (inner_kept if self.units == "layers" else inner_sublayers_kept)(self.depth, self.skip_ratio)
 
     @property
+    def most(self) -> int:
+        """Evaluations until the steps or the masks are used up."""
+        return min(self.steps, math.comb(len(self.inner), self.kept))
+
+    @property
     def inner(self) -> range:
         """All units that may be skipped: inner layers by index, or sublayers as ``sublayers_of`` numbers them."""
         return range(1, self.depth - 1) if self.units == "layers" else range(2 * (self.depth - 2))
@@ -104,7 +109,7 @@ def search(
     known = remembered or {}
     proposer = Proposer(plan)
     lowest, unchanged = math.inf, 0
-    for _ in range(min(plan.steps, math.comb(len(plan.inner), plan.kept))):
+    for _ in range(plan.most):
         begun = perf_counter()
         chosen, proposal = proposer.propose()
         mask = plan.mask(chosen)

@@ -72,6 +72,7 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     assert {key: best[key] for key in given} == given
     assert best["search_s"] == pytest.approx(sum(float(row["seconds"]) for row in rows), abs=0.01)
     assert best["calibration_s"] > 0 and rows.index(cheapest) + 1 == best["best_at"]
+    assert best["ended_by"] == "evaluations"
     assert best["kept_share"] == pytest.approx(len(best["kept_layers"]) / DEPTH)
     _, source = WebQuestions(source="builtin", shots=0).calibration(2, 0)
     assert best["calibration"]["qa"] == {
@@ -79,6 +80,13 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
         "rows": 2,
         "sha256": source.sha256,
     }
+
+
+def test_a_search_that_runs_out_of_patience_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = json.loads(search_toy(tmp_path, patience=1).read_text())
+    assert best["evaluations"] < 5 and best["ended_by"] == "patience"
+    said = capsys.readouterr().err
+    assert f"best of {best['evaluations']} masks: " in said and "ended by patience; wrote " in said
 
 
 def test_the_job_gives_the_same_masks_again_and_others_for_another_seed(tmp_path: Path) -> None:

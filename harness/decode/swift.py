@@ -92,6 +92,8 @@ class Swift(Speculative):
         UserError: no such clock, or a plan that does not fit the model.
     """
 
+    reading = "one branch in place of a tree, Optuna's Gaussian process"
+
     def __init__(
         self,
         tiers: Tiers,

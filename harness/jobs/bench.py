@@ -16,6 +16,7 @@ from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
+from harness.decode.readings import readings
 from harness.decode.slim import slim_facts, slim_notes
 from harness.divergence import divergences
 from harness.environment import environment, git_state
@@ -193,6 +194,8 @@ def describe(
         "numerics": settings.numerics,
         "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),
     }
+    if ours := readings({name: decoder.method for name, decoder in decoders.items()}):
+        facts["readings"] = ours
     return RunRecord(
         run_id=new_run_id(settings.run_name or settings.name),
         schema=SCHEMA,

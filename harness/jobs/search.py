@@ -119,10 +119,11 @@ def search(
         if len(evaluated) > len(remembered):
             write_atomic(state.table, table(evaluated))  # a killed search keeps what it has scored
     best = min(evaluated, key=lambda evaluation: evaluation.cost)
-    state.finish(described(identity, best, evaluated, calibration_s), evaluated)
+    description = described(identity, best, evaluated, calibration_s, plan)
+    state.finish(description, evaluated)
     screen.print(
-        f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; "
-        f"wrote {state.mask}",
+        f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; scored in "
+        f"{description['search_s']:.0f} s, ended by {description['ended_by']}; wrote {state.mask}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -218,12 +219,17 @@ def identify(full: Model, settings: Mapping[str, Any], data: Mapping[str, DataSo
 
 
 def described(
-    identity: Mapping[str, Any], best: Evaluation, evaluated: Sequence[Evaluation], calibration_s: float
+    identity: Mapping[str, Any],
+    best: Evaluation,
+    evaluated: Sequence[Evaluation],
+    calibration_s: float,
+    plan: SearchPlan,
 ) -> dict[str, Any]:
     """What a mask file says: what is kept, how good it is, and how it was found.
 
     ``search_s`` are the seconds of proposing and scoring all masks, of every session of the search;
-    ``calibration_s`` those of writing the calibration text, in the last one.
+    ``calibration_s`` those of writing the calibration text, in the last one. ``ended_by``: ``patience``, or
+    ``evaluations`` where the steps or the masks were used up.
     """
     commit, dirty = git_state()
     mask = best.mask
@@ -237,6 +243,7 @@ def described(
         "positions": best.positions,
         "evaluations": len(evaluated),
         "bayes_evaluations": sum(one.proposal == "bayes" for one in evaluated),
+        "ended_by": "patience" if len(evaluated) < plan.most else "evaluations",
         "best_at": 1 + evaluated.index(best),
         "search_s": sum(one.seconds for one in evaluated),
         "calibration_s": calibration_s,

@@ -130,9 +130,8 @@ def two_tiers(record: SlimFidelityRecord) -> str:
     """What the two tiers that gains are over reach themselves."""
     pairs = pairs_of(record, TWO_TIERS, BASELINE)
     faster = speedup(pairs)
-    text = (
-        f"speculative with {record.drafter} is {DASH if faster is None else f'{faster:.2f}'} times as fast as one tier"
-    )
+    times = DASH if faster is None else f"{faster:.2f}"
+    text = f"speculative with {record.drafter} is {times} times as fast as one tier"
     agreement = token_agreement(pairs) if record.run.temperature == 0 else None
     return text + ("." if agreement is None else f", agreement {agreement:.2f}.")
 
