@@ -13,7 +13,7 @@ def readings(methods: Mapping[str, object]) -> str:
 
 def reading_of(part: object) -> str:
     """The phrases of ``part`` and of what decides for it."""
-    own = [getattr(part, "reading", "")]
-    return ", ".join(
-        phrase for phrase in own + [reading_of(inner) for key in PARTS if (inner := getattr(part, key, None))] if phrase
-    )
+    if part is None:
+        return ""
+    phrases = [getattr(part, "reading", ""), *(reading_of(getattr(part, key, None)) for key in PARTS)]
+    return ", ".join(filter(None, phrases))
