@@ -220,9 +220,10 @@ def timed_methods(
     methods: Mapping[str, partial[Any]], named: Mapping[str, tuple[str, MakeSlim]], speed: str
 ) -> dict[str, partial[Any]]:
     """Two tiers, and three with each slim verifier that is timed."""
-    if speed == "none":
+    wanted = {"all": "", "masks": MASK, "none": None}[speed]
+    chosen = {name: make for name, (kind, make) in named.items() if wanted is not None and kind.startswith(wanted)}
+    if not chosen:
         return {}
-    chosen = {name: make for name, (kind, make) in named.items() if speed == "all" or kind.startswith(MASK)}
     three = methods[THREE_TIERS]
     return {TWO_TIERS: methods[TWO_TIERS], **{name: partial(three, slim=make) for name, make in chosen.items()}}
 
