@@ -255,10 +255,8 @@ def test_any_slim_verifier_is_timed_and_the_arms_have_the_same(tmp_path: Path) -
 def test_an_arm_with_another_slim_verifier_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(
-        *(monkeypatch, capsys, "job=speed", f"results_dir={tmp_path}", "+slim@slims.own=even"),
-        "methods.via_sd.slim=${slims.own}",
-    )
+    other = ("+slim@slims.other=even", "slims.other.skip_ratio=0.5", "methods.via_sd.slim=${slims.other}")
+    said = refused(monkeypatch, capsys, "job=speed", f"results_dir={tmp_path}", *other)
     assert said.startswith(
         "job=speed times the slim verifier that slim= names; via_sd has another (evenly spaced, skip"
     )

@@ -15,6 +15,8 @@ from harness.decode.speculative import Speculative
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.small_lm import SmallLM
 from harness.model.load import Model, load_model
+from harness.model.slim import SublayerMask
+from harness.model.sublayers import skipping
 from harness.model.tiers import Tier, Tiers
 from harness.model.toy import random_transformer, toy_spec
 from harness.model.truncated import first_layers_folder
