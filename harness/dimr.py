@@ -102,4 +102,6 @@ def evaluate(
 def check_margins(alpha: float, beta: float) -> None:
     """Raises UserError for margins outside those of eq. 8."""
     if not (0 <= alpha < 1 and 1 - alpha <= beta < math.inf):
-        raise UserError(f"alpha={alpha}, beta={beta}: want 0 <= alpha < 1 and beta >= 1 - alpha (eq. 8), finite.")
+        raise UserError(
+            f"job.alpha={alpha}, job.beta={beta}: want 0 <= alpha < 1 and beta >= 1 - alpha (eq. 8), finite."
+        )

@@ -158,7 +158,10 @@ def no_access(repo: str, kind: str) -> str | None:
 
 def missing_masks(config: Config) -> Iterator[str]:
     """Mask files of the slim verifier and of drafters."""
+    from harness.decode.slim import searched_mask
+
     full = config["model"].get("full")
+    slug = "embedded" if full == "embedded" else Path(full or config["model"].get("name") or "toy").name
     search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
     for _, node in nodes({"model": config["model"], "methods": config["methods"]}):
         group = "slim" if target(node).startswith("harness.decode.slim.") else "drafter"
@@ -167,6 +170,9 @@ def missing_masks(config: Config) -> Iterator[str]:
             "mask": f"{group}.mask=null",
             "masks": "slim.masks to lists of kept layers",
         }
+        if target(node) == "harness.decode.slim.masked" and node.get("skip_ratio") is not None:
+            chosen = f"model.full={full}" if full else f"model={slug}"
+            yield from refusal(partial(searched_mask, slug, node["skip_ratio"], node.get("cache", "shared"), chosen))
         for name, other in instead.items():
             given = node.get(name)
             for mask in given if name == "masks" and isinstance(given, list) else [given]:

@@ -49,6 +49,7 @@ class SearchPlan:
         patience: stop when the best mask has not changed for so many steps; None: go on.
         exchange: probability that any other proposal exchanges one kept and one skipped unit of the best mask so far
             instead of being drawn uniformly. 0 is the paper's; more is ours.
+        where: what stands before a setting's name in errors.
 
     Raises:
         UserError: settings outside their bounds.
@@ -62,23 +63,29 @@ class SearchPlan:
     bayes_every: int | None = None
     patience: int | None = None
     exchange: float = 0.0
+    where: str = "job."
 
     def __post_init__(self) -> None:
         if self.units not in UNITS:
-            raise unknown("job.units", self.units, UNITS)
+            raise unknown(f"{self.where}units", self.units, UNITS)
         if self.steps < 1:
-            raise UserError(f"evaluations={self.steps}: want at least 1 mask.")
+            raise UserError(f"{self.where}steps={self.steps}: want at least 1 mask.")
         for name, value in (("bayes_every", self.bayes_every), ("patience", self.patience)):
             if value is not None and value < 1:
-                raise UserError(f"{name}={value}: want at least 1 step, or null for none.")
+                raise UserError(f"{self.where}{name}={value}: want at least 1 step, or null for none.")
         if not 0 <= self.exchange <= 1:
-            raise UserError(f"exchange={self.exchange}: want a probability.")
+            raise UserError(f"{self.where}exchange={self.exchange}: want a probability.")
         assert self.kept >= 0, "a ratio that cannot be is refused in there"
 
     @property
     def kept(self) -> int:
         """Units of a mask besides those that always stay."""
         return (inner_kept if self.units == "layers" else inner_sublayers_kept)(self.depth, self.skip_ratio)
+
+    @property
+    def most(self) -> int:
+        """Evaluations until the steps or the masks are used up."""
+        return min(self.steps, math.comb(len(self.inner), self.kept))
 
     @property
     def inner(self) -> range:
@@ -102,7 +109,7 @@ def search(
     known = remembered or {}
     proposer = Proposer(plan)
     lowest, unchanged = math.inf, 0
-    for _ in range(min(plan.steps, math.comb(len(plan.inner), plan.kept))):
+    for _ in range(plan.most):
         begun = perf_counter()
         chosen, proposal = proposer.propose()
         mask = plan.mask(chosen)

@@ -16,7 +16,7 @@ from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
 from harness.sampling import RandomChooser, Sampling
 from tests.arms import model_of
-from tests.enumeration import output_law, total_variation
+from tests.enumeration import BranchChooser, output_law, total_variation
 from tests.test_fixed_shape import SPECS
 from tests.toys import CPU, GREEDY, tiers_of, tiny_model
 
@@ -136,6 +136,14 @@ def test_the_joint_law_is_the_full_verifiers(case: str) -> None:
     model = tiny_model(3, kept=(0,), layer_scale=1.0, vocab_size=vocab_size, head_scale=1.0)
     want = output_law(lambda: Autoregressive(tiers_of(model), sampling), PROMPT, new_tokens)
     assert total_variation(output_law(lambda: made(model, sampling, 2), PROMPT, new_tokens), want) < 1e-12
+
+
+def test_replacing_from_the_verifier_itself_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling, vocab_size, new_tokens = LAWS["T=1"]
+    model = tiny_model(3, kept=(0,), layer_scale=1.0, vocab_size=vocab_size, head_scale=1.0)
+    want = output_law(lambda: Autoregressive(tiers_of(model), sampling), PROMPT, new_tokens)
+    monkeypatch.setattr(BranchChooser, "residual", staticmethod(lambda verifier, draft, tokens, stop: verifier[stop]))
+    assert total_variation(output_law(lambda: made(model, sampling, 2), PROMPT, new_tokens), want) > 0.005
 
 
 def test_layers_changed_within_a_block_are_refused() -> None:

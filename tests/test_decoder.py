@@ -347,7 +347,7 @@ def test_a_block_of_no_drafts_is_refused(gamma: int) -> None:
 def test_via_sd_without_a_slim_verifier_is_refused() -> None:
     made = tiny_model(0, kept=(0,))
     model = Model("bare", made.transformer, made.tokenizer, None, None)
-    with pytest.raises(UserError, match=r"via_sd needs a slim verifier.*set model\.slim_mask"):
+    with pytest.raises(UserError, match=r"a slim verifier is needed.*set model\.slim_mask"):
         method_of("via_sd", model, PromptLookup)
 
 

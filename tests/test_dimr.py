@@ -134,12 +134,12 @@ def test_logits_of_blocks_come_in_the_order_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("alpha", "beta", "message"),
     [
-        (1.0, 1.0, "alpha=1.0, beta=1.0: want 0 <= alpha < 1 and beta >= 1 - alpha"),
-        (-0.1, 1.0, "alpha=-0.1"),
-        (math.nan, 1.0, "alpha=nan"),
-        (0.3, 0.6, "alpha=0.3, beta=0.6"),
-        (0.0, math.nan, "alpha=0.0, beta=nan"),
-        (0.0, math.inf, "alpha=0.0, beta=inf"),
+        (1.0, 1.0, "job.alpha=1.0, job.beta=1.0: want 0 <= alpha < 1 and beta >= 1 - alpha"),
+        (-0.1, 1.0, "job.alpha=-0.1"),
+        (math.nan, 1.0, "job.alpha=nan"),
+        (0.3, 0.6, "job.alpha=0.3, job.beta=0.6"),
+        (0.0, math.nan, "job.alpha=0.0, job.beta=nan"),
+        (0.0, math.inf, "job.alpha=0.0, job.beta=inf"),
     ],
 )
 def test_margins_outside_eq_8_are_refused(alpha: float, beta: float, message: str) -> None:

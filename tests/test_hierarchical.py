@@ -158,7 +158,7 @@ def test_no_blocks_are_refused(numbers: tuple[int, int, int], message: str) -> N
 def test_a_model_without_a_slim_verifier_is_refused() -> None:
     bare = model_of(5)
     model = Model("bare", bare.transformer, bare.tokenizer, None, None)
-    with pytest.raises(UserError, match=r"needs a slim verifier.*set model\.slim_mask"):
+    with pytest.raises(UserError, match=r"a slim verifier is needed.*set model\.slim_mask"):
         made(model, GREEDY)
 
 

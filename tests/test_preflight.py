@@ -71,6 +71,8 @@ def test_one_missing_thing_is_the_error_itself(conf: None, capsys: pytest.Captur
 def test_masks_and_checkpoints_of_slim_verifiers_are_looked_for(conf: None) -> None:
     (line,) = missing_of(resolved("method=[via_sd]", "slim.mask=no/mask.json"))
     assert "slim.mask=null" in line
+    (line,) = missing_of(resolved("method=[via_sd]", "slim.skip_ratio=0.4", "slim.cache=own"))
+    assert "results/masks/toy_skip40_own.json" in line and "job=search model=toy " in line
     (line,) = missing_of(resolved("method=[via_sd]", "slim=several", "slim.masks=[no/mask.json,[0,1,5]]"))
     assert line.startswith("layer mask 'no/mask.json' does not exist")
     (line,) = missing_of(resolved("method=[via_sd]", "slim=checkpoint", "slim.path=no/where"))

@@ -149,11 +149,11 @@ def test_going_on_with_other_costs_would_be_seen(whole: list[Evaluation]) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "evaluations=0: want at least 1 mask."),
-        ({"exchange": 1.1}, "exchange=1.1: want a probability."),
-        ({"exchange": math.nan}, "exchange=nan"),
-        ({"bayes_every": 0}, "bayes_every=0: want at least 1 step, or null for none."),
-        ({"patience": 0}, "patience=0: want at least 1 step, or null for none."),
+        ({"steps": 0}, "job.steps=0: want at least 1 mask."),
+        ({"exchange": 1.1}, "job.exchange=1.1: want a probability."),
+        ({"exchange": math.nan}, "job.exchange=nan"),
+        ({"bayes_every": 0}, "job.bayes_every=0: want at least 1 step, or null for none."),
+        ({"patience": 0}, "job.patience=0: want at least 1 step, or null for none."),
         ({"units": "layer"}, "unknown job.units 'layer': did you mean 'layers'"),
         ({"skip_ratio": 1.0}, "skip_ratio=1.0 leaves no layer of 8"),
         ({"skip_ratio": -0.2}, "skip_ratio=-0.2 leaves no layer of 8"),

@@ -72,6 +72,7 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     assert {key: best[key] for key in given} == given
     assert best["search_s"] == pytest.approx(sum(float(row["seconds"]) for row in rows), abs=0.01)
     assert best["calibration_s"] > 0 and rows.index(cheapest) + 1 == best["best_at"]
+    assert best["ended_by"] == "evaluations"
     assert best["kept_share"] == pytest.approx(len(best["kept_layers"]) / DEPTH)
     _, source = WebQuestions(source="builtin", shots=0).calibration(2, 0)
     assert best["calibration"]["qa"] == {
@@ -79,6 +80,13 @@ def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
         "rows": 2,
         "sha256": source.sha256,
     }
+
+
+def test_a_search_that_runs_out_of_patience_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = json.loads(search_toy(tmp_path, patience=1).read_text())
+    assert best["evaluations"] < 5 and best["ended_by"] == "patience"
+    said = capsys.readouterr().err
+    assert f"best of {best['evaluations']} masks: " in said and "ended by patience; wrote " in said
 
 
 def test_the_job_gives_the_same_masks_again_and_others_for_another_seed(tmp_path: Path) -> None:
@@ -243,15 +251,15 @@ def test_a_plain_search_writes_the_mask_that_a_plain_run_reads(tmp_path: Path) -
         "job.skip_ratio=1.0": "skip_ratio=1.0 leaves no layer of 6",
         "job.skip_ratio=0.9": "skip_ratio=0.9 leaves 1 of 6 layers; first and last always stay.",
         "job.alpha=1.0": "alpha=1.0, beta=1.0: want",
-        "job.beta=0.5": "alpha=0.0, beta=0.5: want",
-        "job.evaluations=0": "evaluations=0: want at least 1 mask.",
-        "job.exchange=2.0": "exchange=2.0: want a probability.",
+        "job.beta=0.5": "job.alpha=0.0, job.beta=0.5: want",
+        "job.evaluations=0": "job.evaluations=0: want at least 1.",
+        "job.exchange=2.0": "job.exchange=2.0: want a probability.",
         "job.prompts=0": "job.prompts=0: want at least 1.",
         "job.new_tokens=0": "job.new_tokens=0: want at least 1.",
         "job.block=0": "job.block=0: want at least 1.",
         "job.evaluation=3": "unknown job key 'evaluation': did you mean 'evaluations'",
-        "job.bayes_every=0": "bayes_every=0: want at least 1 step, or null for none.",
-        "job.patience=0": "patience=0: want at least 1 step, or null for none.",
+        "job.bayes_every=0": "job.bayes_every=0: want at least 1 step, or null for none.",
+        "job.patience=0": "job.patience=0: want at least 1 step, or null for none.",
         "job.units=heads": "unknown job.units 'heads': ",
         "job.cache=mine": "unknown job.cache 'mine': ",
     }.items(),

@@ -1,7 +1,11 @@
 """Self-speculation with the slim verifier: its layers draft, and without a mask it is refused."""
 
+from functools import partial
+
 import pytest
 
+from harness.decode import slim
+from harness.decode.speculative import Speculative
 from harness.drafters.self_skip import SelfSkip
 from harness.drafters.self_slim import SelfSlim
 from harness.errors import UserError
@@ -22,11 +26,39 @@ def test_the_slim_verifiers_layers_draft() -> None:
         drafts.append(drafter.draft(PROMPT, 5, RandomChooser(0, CPU)).tokens.tolist())
         assert drafter.tier.layers == (0, 2, 3)
     assert drafts[0] == drafts[1]
-    assert SelfSlim(tiers_of(model), GREEDY, model).name == "self_slim(0.25)"
+    assert SelfSlim(tiers_of(model), GREEDY, model).name == "self_slim(0.25, shared)"
 
 
 def test_a_model_without_a_mask_is_refused() -> None:
     made = tiny_model(0, kept=(0,))
     model = Model("bare", made.transformer, made.tokenizer, None, None)
-    with pytest.raises(UserError, match=r"^self_slim drafts with .*set model\.slim_mask.*or use drafter=self_skip"):
+    with pytest.raises(UserError, match=r"^a slim verifier is needed .*set model\.slim_mask"):
         SelfSlim(tiers_of(model), GREEDY, model)
+
+
+def test_another_slim_verifier_drafts_in_its_own_cache() -> None:
+    """The drafts are those of a verifier tier of the same layers and cache mode; the record says which it was."""
+    model = tiny_model(1, kept=(0, 2, 3))
+    prefix = partial(slim.prefix, skip_ratio=0.5, cache="own")
+    tiers = tiers_of(model)
+    method = Speculative(tiers, GREEDY, model, 3, partial(SelfSlim, slim=prefix))
+    assert method.drafter_name == "self_slim(0.5, own)" and method.drafter.tier.layers == (0, 1)
+    assert method.drafter.tier in tiers.prefilled
+    facts = slim.slim_facts(model, {"speculative": method})
+    assert facts == {"slim_mask": "prefix, skip 0.5", "slim_layers": "0 1", "slim_cache": "own"}
+    tiers.prefill(PROMPT)
+    drafts = method.drafter.draft(PROMPT, 3, RandomChooser(0, CPU)).tokens.tolist()
+    beside = tiers_of(model)
+    tier = prefix(beside, model).tier
+    beside.prefill(PROMPT)
+    text = list(PROMPT)
+    for _ in range(3):
+        text.append(int(tier.forward(text, 1)[0].argmax()))
+    assert drafts == text[len(PROMPT) :]
+
+
+def test_several_slim_verifiers_draft_nothing() -> None:
+    model = tiny_model(1, kept=(0, 2, 3))
+    several = partial(slim.several, masks=[[0, 3], [0, 1, 3]])
+    with pytest.raises(UserError, match=r"^self_slim takes one slim verifier, slim=several makes 2"):
+        SelfSlim(tiers_of(model), GREEDY, model, several)

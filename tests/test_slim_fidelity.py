@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from harness.model.slim import LayerMask
 from harness.model.tokenizer import ByteTokenizer
 from harness.records import RunRecord
 from harness.sampling import Sampling
+from harness.slim_fidelity.gains import signs
 from harness.slim_fidelity.measure import Margins, by_place, draft_logits, quantities, slim_logits
 from harness.slim_fidelity.numbers import QUANTITIES, rows
-from harness.slim_fidelity.records import FidelityRecord, FidelitySum, SlimFacts
+from harness.slim_fidelity.records import SlimFacts, SlimFidelityRecord, SlimFidelitySum
+from harness.slim_fidelity.tables import GAINS
 from harness.store import from_json
+from tests.rows import sample
 from tests.runs import files, main, refused
 from tests.theory import plain_cost
 from tests.toys import shapes_unchecked, tiers_of, tiny
@@ -79,13 +83,13 @@ def test_an_own_cache_has_room_for_what_it_keeps(model: Model) -> None:
     assert facts.cache_bytes == 4 * 2 * spec.kv_heads * spec.head_dim * 8  # layers, keys and values, float64
 
 
-def record_of(*sums: FidelitySum) -> FidelityRecord:
+def record_of(*sums: SlimFidelitySum) -> SlimFidelityRecord:
     run = RunRecord("r", 1, "", "m", 0.0, 0, (), {}, {}, {}, None, None, {}, "finished")
-    return FidelityRecord(run, {}, "d", "g", {"one": SlimFacts("one", "even", 0.3, "own", "0 1", 8)}, sums)
+    return SlimFidelityRecord(run, {}, "d", "g", {"one": SlimFacts("one", "even", 0.3, "own", "0 1", 8)}, sums)
 
 
-def summed(example: str, place: int, positions: int, **sums: float) -> FidelitySum:
-    return FidelitySum("one", "qa", example, place, positions, dict.fromkeys(QUANTITIES, 0.0) | sums)
+def summed(example: str, place: int, positions: int, **sums: float) -> SlimFidelitySum:
+    return SlimFidelitySum("one", "qa", example, place, positions, dict.fromkeys(QUANTITIES, 0.0) | sums)
 
 
 def test_means_are_sums_over_positions_and_not_means_of_means() -> None:
@@ -106,7 +110,10 @@ def test_means_are_sums_over_positions_and_not_means_of_means() -> None:
     assert ("delta1", 1) not in found
 
 
-SHORT = ("job=fidelity", "task=web_questions", "limit=2", "max_new_tokens=5", "gamma=2", "job.skip_ratios=[0.3]")
+SHORT = (
+    *("job=fidelity", "task=web_questions", "tasks.web_questions.shots=0", "limit=2", "max_new_tokens=5", "gamma=2"),
+    *("job.skip_ratios=[0.3]", "job.speed=none"),
+)
 
 
 def test_the_job_writes_a_record_tables_and_a_figure(
@@ -119,7 +126,7 @@ def test_the_job_writes_a_record_tables_and_a_figure(
     ]
     stored = json.loads((tmp_path / made[0]).read_text())
     numbers = stored.pop("rows")
-    record = from_json(FidelityRecord, stored)
+    record = from_json(SlimFidelityRecord, stored)
     assert len(record.slims) == 2 * 5 and record.drafter == "self_skip(0.67)" and record.run.status == "finished"
     assert {facts.kind for facts in record.slims.values()} == {
         *("mask evenly spaced, skip 0.3", "random", "even", "prefix", "sublayers")
@@ -141,6 +148,66 @@ def test_the_job_writes_a_record_tables_and_a_figure(
     assert "Costs of the chain" in capsys.readouterr().out
 
 
+def test_the_gain_is_measured_beside_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tiers, and three with the model's mask in both modes, on the same prompts; no other source is timed."""
+    speed = ("job.speed=masks", "job.speed_prompts=1", "job.sources=[even]", "gate.alpha1=0.7")
+    main(monkeypatch, *SHORT, *speed, f"results_dir={tmp_path}")
+    (path,) = (tmp_path / "fidelity").glob("*.json")
+    stored = json.loads(path.read_text())
+    record = from_json(SlimFidelityRecord, {key: value for key, value in stored.items() if key != "rows"})
+    masks = [name for name, facts in record.slims.items() if facts.kind.startswith("mask ")]
+    assert {one.arm for one in record.timed} == {"autoregressive", "speculative", *masks} and len(masks) == 2
+    arms = [(arm.drafter, arm.gate, arm.lossless) for arm in record.run.arms if arm.arm in masks]
+    assert arms == [(record.drafter, "strictness(0.7, 0.3)", False)] * 2
+    assert {one.example_id for one in record.timed} == {record.sums[0].example_id}
+    assert {row["slim"] for row in stored["rows"] if row["metric"] == "third_tier_speedup"} == set(masks)
+    page = (tmp_path / "tables" / "fidelity.md").read_text()
+    gains = page.split(f"## {GAINS}")[1].split("##")[0]
+    assert "**lossy**" in gains and "of 2 slim verifiers" in gains and gains.count("| mask ") == 2
+    assert (tmp_path / "figures" / "fidelity_gain.png").is_file()
+    assert GAINS in capsys.readouterr().out
+
+
+def timed_record(*deltas: float) -> SlimFidelityRecord:
+    """Slim verifiers with these costs R(q||p), on two texts, of which number k writes 8 tokens in 1 + k seconds."""
+    names = [f"slim {number}" for number in range(len(deltas))]
+    facts = {name: SlimFacts(name, "even", 0.3, "own", "0 1", 8) for name in names}
+    sums = [
+        SlimFidelitySum(name, "translation", example, 1, 1, dict.fromkeys(QUANTITIES, 0.0) | {"cost_full_draft": delta})
+        for name, delta in zip(names, deltas, strict=True)
+        for example in ("a", "b")
+    ]
+    timed = [
+        sample(arm=arm, example=example, ids=ids, decode_s=seconds)
+        for example in ("a", "b")
+        for arm, seconds, ids in (
+            ("autoregressive", 3.0, (1,) * 8),
+            ("speculative", 2.0, (1,) * 8),
+            *((name, 1.0 + number, (1,) * 6 + (2,) * 2) for number, name in enumerate(names)),
+        )
+    ]
+    return replace(record_of(*sums), slims=facts, timed=tuple(timed))
+
+
+def test_a_gain_is_over_two_tiers_and_its_sign_beside_delta() -> None:
+    """Number 0 is twice as fast as two tiers and number 2 slower; of number 1 nobody knows which sign it has."""
+    found = rows(timed_record(0.5, 0.5, 0.5, -0.5))
+    value = {(one.slim, one.metric): one.value for one in found if one.place is None}
+    assert [value[f"slim {k}", "third_tier_speedup"] for k in range(4)] == pytest.approx([2.0, 1.0, 2 / 3, 1 / 2])
+    assert [value[f"slim {k}", "signs_agree"] for k in range(4)] == [1.0, 0.0, 0.0, 1.0]
+    assert value["slim 0", "third_tier_agreement"] == 0.75
+    assert signs(found) == (2, 4, 2, 3)
+
+
+def test_without_timed_arms_nothing_is_said_of_gains_and_sampling_has_no_agreement() -> None:
+    record = timed_record(0.5)
+    assert not {one.metric for one in rows(replace(record, timed=()))} & {"third_tier_speedup", "signs_agree"}
+    sampled = rows(replace(record, run=replace(record.run, temperature=1.0)))
+    assert [one.value for one in sampled if one.metric == "third_tier_agreement"] == [None]
+
+
 def test_a_run_that_fails_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = iter([calibration_text])
     monkeypatch.setattr(fidelity_module, "calibration_text", lambda *arguments: next(texts)(*arguments))
@@ -155,9 +222,11 @@ def test_a_run_that_fails_keeps_what_it_measured(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("argument", "message"),
     {
+        "job.speed=mask": "unknown job.speed 'mask': did you mean 'masks'",
+        "job.speed_prompts=0": "job.speed_prompts=0: want at least 1; job.speed=none measures no gain.",
         "job.sources=[evn]": "unknown job.sources 'evn': did you mean 'even'",
         "job.caches=[mine]": "unknown slim cache 'mine': ",
-        "job.beta=0.5": "alpha=0.0, beta=0.5: want",
+        "job.beta=0.5": "job.alpha=0.0, job.beta=0.5: want",
         "job.delta_alphas=[0.5]": "job.delta_alphas=[0.5]: want [alpha1, alpha2], both between 0 and 1.",
         "gate=always_escalate": "job=fidelity needs a gate with thresholds, and always_escalate has none",
         "drafter=prompt_lookup": "job=fidelity asks the drafter for its distribution at every position, and ",

@@ -228,7 +228,7 @@ def test_prompt_lookup_runs_on_the_mix_where_its_task_was_not_chosen_and_a_tier_
         "job.contexts=64": "job.contexts is 64 (int): want Sequence.",
         "job.self_skip=1.5": "skip_ratio=1.5 leaves no layer of 6",
         "temperature=0": "temperature=0: want more than 0; it is for the arms that sample, each also runs greedily.",
-        "slim=prefix": "job=speed times the slim verifier of model.slim_mask over the shared cache; via_sd has another",
+        "slim.skip_ratio=0.4": "slim.skip_ratio=0.4 with slim.cache=shared wants results/masks/toy_skip40.json",
         "job.promts=3": "unknown job key 'promts': did you mean 'prompts'?",
     }.items(),
 )
@@ -237,6 +237,29 @@ def test_what_makes_no_sense_is_refused_in_one_line(
 ) -> None:
     said = refused(monkeypatch, capsys, "job=speed", f"results_dir={tmp_path}", argument)
     assert said.startswith(message)
+    assert files(tmp_path) == []
+
+
+def test_any_slim_verifier_is_timed_and_the_arms_have_the_same(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        *(*SMALL_RUN[:-1], "task=web_questions", "limit=1", "job.draft_layers=6", "job.self_skip=null"),
+        *("slim=sublayers", "slim.cache=own", "job.transformers=false"),
+    )
+    assert found.record.tiers["slim"].startswith("random sublayers, skip 0.3, seed 0, over a cache of its own: 0 ")
+    assert found.record.run.env["slim_cache"] == "own"
+    read_bytes = {one.tier: one.read_bytes for one in found.record.forwards if (one.block, one.context) == (1, 8)}
+    assert 0.6 < read_bytes["slim"] / read_bytes["full"] < 0.9
+
+
+def test_an_arm_with_another_slim_verifier_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = ("+slim@slims.other=even", "slims.other.skip_ratio=0.5", "methods.via_sd.slim=${slims.other}")
+    said = refused(monkeypatch, capsys, "job=speed", f"results_dir={tmp_path}", *other)
+    assert said.startswith(
+        "job=speed times the slim verifier that slim= names; via_sd has another (evenly spaced, skip"
+    )
     assert files(tmp_path) == []
 
 

@@ -15,6 +15,8 @@ from harness.decode.speculative import Speculative
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.small_lm import SmallLM
 from harness.model.load import Model, load_model
+from harness.model.slim import SublayerMask
+from harness.model.sublayers import skipping
 from harness.model.tiers import Tier, Tiers
 from harness.model.toy import random_transformer, toy_spec
 from harness.model.truncated import first_layers_folder
@@ -131,6 +133,19 @@ def test_the_bytes_of_a_forward_are_those_of_its_tensors(family: str, dtype: tor
     edges = weights.norm.nbytes + weights.head.nbytes + 3 * weights.embed[0].nbytes
     keys, values = model.new_cache(23).layers[0]  # 20 cached, 3 new
     assert forward_bytes(model, (0, 3), 3, 20) == layers + edges + 2 * (keys.nbytes + values.nbytes)
+
+
+def test_a_skipped_half_of_a_layer_is_not_read() -> None:
+    model = random_transformer(toy_spec(layers=4), 0, torch.float64)
+    kept = SublayerMask.of(attention=[0, 1], mlp=[0, 2], depth=4)
+    attention, mlp = ("qkv", "out", "attn_norm"), ("gate_up", "down", "mlp_norm")
+    weights = model.weights.layers[0]
+    read = {half: sum(getattr(weights, name).nbytes for name in half) for half in (attention, mlp)}
+    entries = sum(part.nbytes for part in model.new_cache(23).layers[0])
+    none = forward_bytes(model, (), 3, 20)
+    assert forward_bytes(skipping(model, kept), kept.layers, 3, 20) == none + 2 * (
+        read[attention] + read[mlp] + entries
+    )
 
 
 def test_behind_a_sliding_window_fewer_keys_are_read() -> None:

@@ -48,6 +48,7 @@ class BiLD:
 
     name = "bild"
     lossless = False
+    reading = "rollback looks behind the large model's own tokens, and the small one begins a text"
     gate_name = None
 
     def __init__(

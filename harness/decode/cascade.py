@@ -64,6 +64,8 @@ class Cascade:
     zero (reading: ours).
     """
 
+    reading = "bonus tokens come from the verifier"
+
     def __init__(self, sampling: Sampling, deferral: Deferral) -> None:
         self.sampling = sampling
         self.deferral = deferral
@@ -217,6 +219,7 @@ class Renormalised(Lenient):
     """
 
     name = "spec_cascade"
+    reading = "the verifier's law where the drafter has no mass in the set"
 
     def target(self, seen: Seen) -> Float[Tensor, "G V"]:
         inside = seen.drafter * near_top(seen.raw_verifier, self.alpha)

@@ -38,6 +38,8 @@ class CascadeSD(Speculative):
         UserError: a drafter that is no model, sampling with lenience, or lengths that do not fit the chain.
     """
 
+    reading = "no draft overshoots, no bigrams"
+
     def __init__(
         self,
         tiers: Tiers,

@@ -52,6 +52,8 @@ class CLaSp(Speculative):
         UserError: a number below 1, or a ratio that leaves no layer.
     """
 
+    reading = "the share and choice of layers to skip, one token as evidence (the paper's text is unread)"
+
     def __init__(
         self,
         tiers: Tiers,

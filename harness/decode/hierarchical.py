@@ -36,6 +36,8 @@ class Hierarchical(Speculative):
         UserError: a number below 1, or a model without a slim verifier.
     """
 
+    reading = "how many slim blocks go into a full one"
+
     def __init__(
         self,
         tiers: Tiers,

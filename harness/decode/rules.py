@@ -57,6 +57,12 @@ class Rules:
                 raise UserError(f"{key}={getattr(self, key)!r}: want one of {', '.join(known)}.")
 
     @property
+    def reading(self) -> str:
+        """What of it is ours."""
+        ours = (f"escalate={self.escalate}" * (self.escalate == "rest"), f"bonus={self.bonus}" * (self.bonus != "none"))
+        return ", ".join(filter(None, ours))
+
+    @property
     def label(self) -> str:
         """The settings that are not the default ones, each with a comma before it."""
         values = ((item, getattr(self, item.name)) for item in fields(self))

@@ -6,14 +6,25 @@ values that its own layers make of every committed token, for which it processes
 whatever was committed without it. The paper does not say which (methods: reading, ours; both are here).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 from harness.drafters.small_lm import beside
 from harness.drafters.weights import drafter_folder
 from harness.errors import UserError, unknown
 from harness.model.load import Model
-from harness.model.slim import Mask, evenly_spaced, first_layers, random_layers, random_sublayers, read_mask
+from harness.model.slim import (
+    Mask,
+    evenly_spaced,
+    first_layers,
+    mask_path,
+    mask_stem,
+    random_layers,
+    random_sublayers,
+    read_mask,
+    searched_cache,
+)
 from harness.model.sublayers import skipping
 from harness.model.tiers import Tier, Tiers
 
@@ -24,7 +35,8 @@ CACHES = ("shared", "own")
 class Slim:
     """A slim verifier bound to its tiers. ``source`` says where it came from, ``layers`` what it keeps.
 
-    ``skip_ratio``: share of the full verifier that it skips, None of another model.
+    ``skip_ratio``: share of the full verifier that it skips, None of another model. ``searched``: the cache mode in
+    which its mask was searched, None where nobody says.
     """
 
     tier: Tier
@@ -32,6 +44,13 @@ class Slim:
     layers: str
     cache: str
     skip_ratio: float | None = None
+    searched: str | None = None
+
+    @property
+    def cache_text(self) -> str:
+        """``cache`` as tables have it: a mask searched in the other mode is said to be one."""
+        other = self.searched not in (None, self.cache)
+        return f"{self.cache} (mask searched in {self.searched})" if other else self.cache
 
 
 def masked_tier(tiers: Tiers, mask: Mask, cache: str, name: str = "slim") -> Tier:
@@ -48,24 +67,74 @@ def masked_tier(tiers: Tiers, mask: Mask, cache: str, name: str = "slim") -> Tie
     return tiers.separate(name, mask.layers, model, mask.attending)
 
 
-def bound(tiers: Tiers, mask: Mask, source: str, cache: str, name: str = "slim") -> Slim:
-    return Slim(masked_tier(tiers, mask, cache, name), source, mask.text, cache, mask.skip_ratio)
+def bound(tiers: Tiers, mask: Mask, source: str, cache: str, name: str = "slim", searched: str | None = None) -> Slim:
+    return Slim(masked_tier(tiers, mask, cache, name), source, mask.text, cache, mask.skip_ratio, searched)
 
 
-def masked(tiers: Tiers, model: Model, mask: str | Sequence[int] | None = None, cache: str = "shared") -> Slim:
+def masked(
+    tiers: Tiers,
+    model: Model,
+    mask: str | Sequence[int] | None = None,
+    cache: str = "shared",
+    skip_ratio: float | None = None,
+) -> Slim:
     """The layers of ``mask``, a file of ``job=search`` or a list of kept layers; None: ``model.slim_mask``.
 
+    ``skip_ratio`` instead of both: the file that ``job=search`` makes for this model, ratio and cache mode.
+
     Raises:
-        UserError: neither has any, no such file, or a mask for another depth.
+        UserError: no mask, two of them, no such file, or a mask for another depth.
     """
+    if skip_ratio is not None:
+        if mask is not None:
+            raise UserError(f"slim.mask={mask} and slim.skip_ratio={skip_ratio} both choose a mask: set one to null.")
+        own = model.folder is None or model.slug == "embedded"
+        chosen = f"model={model.slug}" if own else f"model.full={model.folder}"
+        mask = searched_mask(model.slug, skip_ratio, cache, chosen)
     if mask is not None:
-        return bound(tiers, read_mask(mask, model.transformer.spec.layers), str(mask), cache)
+        read = read_mask(mask, model.transformer.spec.layers)
+        return bound(tiers, read, str(mask), cache, searched=searched_cache(mask))
     if model.slim_mask is None:
         raise UserError(
-            "via_sd needs a slim verifier and the model has no layer mask: set model.slim_mask to a file "
-            "written by job=search or to a list of kept layers."
+            "a slim verifier is needed and the model has no layer mask: set model.slim_mask to a file written by "
+            "job=search or to a list of kept layers, or choose another slim=NAME."
         )
-    return bound(tiers, model.slim_mask, model.mask_name or "model.slim_mask", cache)
+    name = model.mask_name or "model.slim_mask"
+    return bound(tiers, model.slim_mask, name, cache, searched=searched_cache(name))
+
+
+def searched_mask(slug: str, skip_ratio: float, cache: str, chosen: str) -> str:
+    """The file in which ``job=search`` keeps its mask for the model ``slug``; ``chosen`` is how a command names that.
+
+    Raises:
+        UserError: no such cache mode, or no such file: with the command that makes it.
+    """
+    if cache not in CACHES:
+        raise unknown("slim cache", cache, CACHES)
+    file = f"results/masks/{mask_stem(slug, skip_ratio, cache)}.json"
+    if not mask_path(file).is_file():
+        raise UserError(
+            f"slim.skip_ratio={skip_ratio:g} with slim.cache={cache} wants {file}, which does not exist: make it by "
+            f"`python -m harness job=search {chosen} task=quick_four job.skip_ratio={skip_ratio:g} job.cache={cache}`, "
+            "give slim.mask=FILE, or choose slim=even or another slim=NAME."
+        )
+    return file
+
+
+def in_cache(
+    tiers: Tiers, model: Model, slim: Callable[..., Slim | tuple[Slim, ...]], cache: str
+) -> Slim | tuple[Slim, ...]:
+    """The slim verifier, or several, of ``slim`` in cache mode ``cache``, whatever mode it says itself.
+
+    Raises:
+        UserError: ``slim`` is another model, which has its own cache by nature.
+    """
+    if "cache" not in signature(slim).parameters:
+        raise UserError(
+            f"cache mode {cache} is asked of a slim verifier that is a model of its own and has no choice: "
+            "choose slim=mask or another that runs the full verifier's layers."
+        )
+    return slim(tiers, model, cache=cache)
 
 
 def several(
@@ -85,7 +154,8 @@ def several(
         )
     names = ("slim", *(f"slim{number}" for number in range(2, len(read) + 1)))
     return tuple(
-        bound(tiers, mask, str(given), cache, name) for name, given, mask in zip(names, masks, read, strict=True)
+        bound(tiers, mask, str(given), cache, name, searched_cache(given))
+        for name, given, mask in zip(names, masks, read, strict=True)
     )
 
 
@@ -141,6 +211,23 @@ def only(made: Slim | Sequence[Slim], method: str) -> Slim:
     return made
 
 
+def slims_of(method: object) -> Sequence[Slim]:
+    """The slim verifiers of a method, else the one that drafts for it."""
+    found: Sequence[Slim] = getattr(method, "slim_verifiers", ())
+    return found or getattr(getattr(method, "drafter", None), "slim_verifiers", ())
+
+
+def slim_notes(methods: Mapping[str, object]) -> list[str]:
+    """A line for each arm and mask that was searched in another cache mode than it runs in."""
+    return [
+        f"{name}: {one.source} was searched in cache mode {one.searched} and runs in {one.cache}: "
+        f"job=search job.cache={one.cache} searches one for it"
+        for name, method in methods.items()
+        for one in slims_of(method)
+        if one.cache_text != one.cache
+    ]
+
+
 def slim_facts(model: Model, methods: Mapping[str, object]) -> dict[str, str]:
     """What a run's record says of the slim verifiers of ``methods``, by arm where they differ.
 
@@ -148,9 +235,8 @@ def slim_facts(model: Model, methods: Mapping[str, object]) -> dict[str, str]:
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, method in methods.items():
-        made: Sequence[Slim] = getattr(method, "slim_verifiers", ())
-        if made:
-            facts_of = [(one.source, one.layers, one.cache) for one in made]
+        if made := slims_of(method):
+            facts_of = [(one.source, one.layers, one.cache_text) for one in made]
             found[name] = tuple(", then ".join(part) for part in zip(*facts_of, strict=True))
     if not found:
         found["model"] = (model.mask_name or "none", model.slim_mask.text if model.slim_mask else "none", "shared")

@@ -51,13 +51,22 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.context < 1:
-            raise UserError(f"swift: plan.context={self.context}: want at least 1 token.")
+            raise UserError(f"methods.swift.plan.context={self.context}: want at least 1 token.")
         if not 0 < self.enough <= 1:
-            raise UserError(f"swift: plan.enough={self.enough}: want a share above 0, at most 1.")
+            raise UserError(f"methods.swift.plan.enough={self.enough}: want a share above 0, at most 1.")
 
     def over(self, depth: int) -> SearchPlan:
         """The search over a model of ``depth`` layers."""
-        return SearchPlan(depth, self.skip_ratio, self.steps, self.seed, self.units, self.bayes_every, self.patience)
+        return SearchPlan(
+            depth,
+            self.skip_ratio,
+            self.steps,
+            self.seed,
+            self.units,
+            self.bayes_every,
+            self.patience,
+            where="methods.swift.plan.",
+        )
 
 
 class Swift(Speculative):
@@ -82,6 +91,8 @@ class Swift(Speculative):
     Raises:
         UserError: no such clock, or a plan that does not fit the model.
     """
+
+    reading = "one branch in place of a tree, Optuna's Gaussian process"
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class Typical:
     """
 
     name = "typical"
+    reading = "bonus tokens come from the truncated law too"
     reads_drafter = False
 
     def __init__(self, sampling: Sampling, epsilon: float = 0.09, delta: float = 0.3) -> None:

@@ -67,6 +67,7 @@ class ViaSD:
     """
 
     name = "via_sd"
+    reading = "the cache mode of the slim verifier"
 
     def __init__(
         self,

@@ -1,26 +1,30 @@
 """Self-speculation: the slim verifier itself drafts, so that there is no tier between it and the full one."""
 
+from collections.abc import Callable, Sequence
+
+from harness.decode.slim import Slim, masked, only
 from harness.drafters.base import TierDrafter
-from harness.errors import UserError
 from harness.model.load import Model
-from harness.model.sublayers import skipping
 from harness.model.tiers import Tiers
 from harness.sampling import Sampling
 
 
 class SelfSlim(TierDrafter):
-    """``self_skip`` over the layers of ``model.slim_mask``: what a third tier has to beat, with the same mask.
+    """Drafts with the verifier that ``slim`` makes, in its cache mode: what a third tier of the same layers must beat.
 
     Raises:
-        UserError: the model has no layer mask.
+        UserError: as ``slim`` does, or it makes several.
     """
 
-    def __init__(self, tiers: Tiers, sampling: Sampling, model: Model) -> None:
-        mask = model.slim_mask
-        if mask is None:
-            raise UserError(
-                "self_slim drafts with the slim verifier's layers and the model has no layer mask: set model.slim_mask "
-                "to a file written by job=search or to a list of kept layers, or use drafter=self_skip."
-            )
-        tier = tiers.provisional("draft", mask.layers, skipping(tiers.model, mask))
-        super().__init__(f"self_slim({mask.skip_ratio:.2g})", tier, sampling)
+    def __init__(
+        self,
+        tiers: Tiers,
+        sampling: Sampling,
+        model: Model,
+        slim: Callable[[Tiers, Model], Slim | Sequence[Slim]] = masked,
+    ) -> None:
+        made = only(slim(tiers, model), "self_slim")
+        made.tier.name = "draft"
+        self.slim_verifiers = (made,)
+        size = made.source if made.skip_ratio is None else f"{made.skip_ratio:.2g}"
+        super().__init__(f"self_slim({size}, {made.cache})", made.tier, sampling)

@@ -16,7 +16,8 @@ from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
-from harness.decode.slim import slim_facts
+from harness.decode.readings import readings
+from harness.decode.slim import slim_facts, slim_notes
 from harness.divergence import divergences
 from harness.environment import environment, git_state
 from harness.errors import UserError
@@ -80,6 +81,8 @@ def bench(
     run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
 
     warn_of_load(run, screen)
+    for line in slim_notes({name: decoder.method for name, decoder in decoders.items()}):
+        screen.print(line, style="dim", highlight=False, markup=False)
     screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
     folder = RunFolder.create(settings.results_dir, run, config)
     chosen = read_config(folder.path)
@@ -191,6 +194,8 @@ def describe(
         "numerics": settings.numerics,
         "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),
     }
+    if ours := readings({name: decoder.method for name, decoder in decoders.items()}):
+        facts["readings"] = ours
     return RunRecord(
         run_id=new_run_id(settings.run_name or settings.name),
         schema=SCHEMA,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -14,13 +15,16 @@ from harness.config import RunSettings
 from harness.decode import slim
 from harness.dimr import CalibrationText, calibration_text, check_margins
 from harness.errors import UserError, unknown
-from harness.jobs.bench import build_arms, describe
+from harness.execution.programs import permit
+from harness.jobs.bench import build_arms, describe, measure
 from harness.jobs.report import WIDTH
 from harness.model.load import Model
 from harness.model.tiers import Tiers
-from harness.prompts import Prompt, Task, make_prompt
+from harness.prompts import AFTER, Prompt, Task, make_prompt
+from harness.records import SampleRecord
 from harness.sampling import Sampling
 from harness.slim_fidelity.figure import write_figure
+from harness.slim_fidelity.gains import TWO_TIERS
 from harness.slim_fidelity.measure import (
     MakeDrafter,
     MakeSlim,
@@ -32,9 +36,15 @@ from harness.slim_fidelity.measure import (
     slim_logits,
 )
 from harness.slim_fidelity.numbers import rows
-from harness.slim_fidelity.records import FidelityRecord, FidelityRow, FidelitySum, SlimFacts
+from harness.slim_fidelity.records import SlimFacts, SlimFidelityRecord, SlimFidelityRow, SlimFidelitySum
 from harness.slim_fidelity.tables import console, write_tables
 from harness.store import check_writable, write_measured
+
+TIMED = ("all", "masks", "none")
+MASK = "mask "
+"""How the kinds of masks begin."""
+
+THREE_TIERS = "via_sd"
 
 SOURCES: dict[str, Callable[..., slim.Slim]] = {
     "random": slim.at_random,
@@ -50,6 +60,7 @@ def fidelity(
     drafter: MakeDrafter,
     gate: object,
     tasks: Mapping[str, Task],
+    methods: Mapping[str, partial[Any]],
     config: str,
     sources: Sequence[str],
     skip_ratios: Sequence[float],
@@ -59,6 +70,8 @@ def fidelity(
     alpha: float,
     beta: float,
     delta_alphas: Sequence[float],
+    speed: str,
+    speed_prompts: int,
 ) -> Path:
     """Measure; write ``fidelity/<run_id>.json``, tables and figure under ``results_dir``; return the first's path.
 
@@ -75,16 +88,20 @@ def fidelity(
     results = Path(settings.results_dir)
     for kind in ("fidelity", "tables", "figures"):
         check_writable(results / kind)
+    check_speed(speed, speed_prompts, methods)
+    if speed != "none":
+        permit({name: task.metrics for name, task in tasks.items()}, settings.allow_code_execution)
     loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
     verifier = model(notify=partial(screen.print, style="dim", highlight=False, markup=False, soft_wrap=True))
     makers = slims(verifier, sources, skip_ratios, caches, masks, checkpoints, settings.seed)
-    check_makers(verifier, drafter, makers)
+    named = check_makers(verifier, drafter, makers)
     prompts = [
         make_prompt(verifier, name, tasks[name], example) for name, (found, _) in loaded.items() for example in found
     ]
-    arms = build_arms(settings, verifier, {}, prompts)
+    to_time = first_of_each(prompts, speed_prompts)
+    arms = build_arms(settings, verifier, timed_methods(methods, named, speed), prompts)
     run = describe(settings, verifier, arms, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
-    record = FidelityRecord(
+    record = SlimFidelityRecord(
         run=replace(
             run, env={**run.env, "slim_mask": f"of {len(makers)} slim verifiers, see above", "slim_cache": "both"}
         ),
@@ -101,6 +118,10 @@ def fidelity(
             )
             record = with_text(record, prompt, text, verifier, drafter, makers, margins, settings.gamma)
             write_measured(record, path)
+        for sample in measure(settings, verifier, arms, to_time, record.run.run_id, screen) if len(arms) > 1 else ():
+            if isinstance(sample, SampleRecord):
+                record = replace(record, timed=(*record.timed, sample))
+        write_measured(record, path)
     except BaseException:
         write_measured(with_status(record, "failed"), path)
         raise
@@ -159,25 +180,71 @@ def slims(
     return found
 
 
-def check_makers(model: Model, drafter: MakeDrafter, makers: Sequence[tuple[str, MakeSlim]]) -> None:
-    """Make everything once, so that what is refused is refused before anything is decoded.
+def check_makers(
+    model: Model, drafter: MakeDrafter, makers: Sequence[tuple[str, MakeSlim]]
+) -> dict[str, tuple[str, MakeSlim]]:
+    """Make everything once, so that what is refused is refused before anything is decoded. Kinds and makers by name.
 
     Raises:
         UserError: as the makers do, and for a drafter without a tier.
     """
     tiers = Tiers(model.transformer, model.transformer.new_cache(1))
     drafting_tier(drafter(tiers, Sampling(), model))
-    for _, make in makers:
-        make(tiers, model)
+    named = {}
+    for kind, make in makers:
+        made = make(tiers, model)
+        named[name_of(kind, made.source, made.cache)] = (kind, make)
+    return named
+
+
+def name_of(kind: str, source: str, cache: str) -> str:
+    """What a slim verifier is called in records."""
+    return f"{kind}: {source}, {cache}"
+
+
+def check_speed(speed: str, prompts: int, methods: Mapping[str, partial[Any]]) -> None:
+    """Raises UserError for what cannot be timed."""
+    if speed not in TIMED:
+        raise unknown("job.speed", speed, TIMED)
+    if prompts < 1:
+        raise UserError(f"job.speed_prompts={prompts}: want at least 1; job.speed=none measures no gain.")
+    lacking = [name for name in (TWO_TIERS, THREE_TIERS) if name not in methods]
+    if speed != "none" and lacking:
+        raise UserError(
+            f"job=fidelity measures the gain of {THREE_TIERS} over {TWO_TIERS}, and method= lacks "
+            f"{' and '.join(lacking)}: leave them in, or write job.speed=none."
+        )
+
+
+def timed_methods(
+    methods: Mapping[str, partial[Any]], named: Mapping[str, tuple[str, MakeSlim]], speed: str
+) -> dict[str, partial[Any]]:
+    """Two tiers, and three with each slim verifier that is timed."""
+    wanted = {"all": "", "masks": MASK, "none": None}[speed]
+    chosen = {name: make for name, (kind, make) in named.items() if wanted is not None and kind.startswith(wanted)}
+    if not chosen:
+        return {}
+    three = methods[THREE_TIERS]
+    return {TWO_TIERS: methods[TWO_TIERS], **{name: partial(three, slim=make) for name, make in chosen.items()}}
+
+
+def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """The first ``count`` prompts of every task; further turns of conversations are left out."""
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        mine = found.setdefault(prompt.name, [])
+        if len(mine) < count and AFTER not in prompt.example.meta:
+            mine.append(prompt)
+    return [prompt for mine in found.values() for prompt in mine]
 
 
 def kind_of(mask: str) -> str:
     """``results/masks/embedded_skip45_own.json`` -> ``mask embedded_own``: files of all ratios make one line."""
-    return "mask " + re.sub(r"_skip\d+", "", Path(mask).name.removesuffix(".json"))
+    return MASK + re.sub(r"_skip\d+", "", Path(mask).name.removesuffix(".json"))
 
 
 def with_text(
-    record: FidelityRecord,
+    record: SlimFidelityRecord,
     prompt: Prompt,
     text: CalibrationText,
     model: Model,
@@ -185,14 +252,14 @@ def with_text(
     makers: Sequence[tuple[str, MakeSlim]],
     margins: Margins,
     block: int,
-) -> FidelityRecord:
+) -> SlimFidelityRecord:
     """``record`` with what every slim verifier says of one text."""
     name, draft = draft_logits(text, model, drafter, block)
 
-    def scored() -> Iterator[tuple[str, SlimFacts, Sequence[FidelitySum]]]:
+    def scored() -> Iterator[tuple[str, SlimFacts, Sequence[SlimFidelitySum]]]:
         for kind, make in makers:
             facts, logits = slim_logits(text, model, make, kind, block)
-            key = f"{kind}: {facts.source}, {facts.cache}"
+            key = name_of(kind, facts.source, facts.cache)
             terms = quantities(text.full_logits, logits, draft, margins)
             yield key, facts, by_place(key, prompt.name, prompt.example.id, terms, block)
 
@@ -203,11 +270,11 @@ def with_text(
     return replace(record, drafter=name, slims=known, sums=tuple(sums))
 
 
-def with_status(record: FidelityRecord, status: str) -> FidelityRecord:
+def with_status(record: SlimFidelityRecord, status: str) -> SlimFidelityRecord:
     return replace(record, run=replace(record.run, status=status))
 
 
-def report(record: FidelityRecord, numbers: Sequence[FidelityRow], results: Path, name: str) -> None:
+def report(record: SlimFidelityRecord, numbers: Sequence[SlimFidelityRow], results: Path, name: str) -> None:
     """Print the tables; write them and the figure."""
     screen = Console()
     if not screen.is_terminal:

@@ -19,9 +19,9 @@ from harness.environment import git_state
 from harness.errors import UserError, unknown
 from harness.jobs.bench import positions_needed
 from harness.model.load import Model
-from harness.model.slim import LayerMask, Mask, read_text
+from harness.model.slim import LayerMask, Mask, mask_stem, read_text
 from harness.prompts import Prompt, Task, make_prompt
-from harness.proposals import UNITS, Evaluation, SearchPlan
+from harness.proposals import Evaluation, SearchPlan
 from harness.proposals import search as search_masks
 from harness.records import DataSource
 from harness.store import check_writable, write_atomic
@@ -68,7 +68,8 @@ def search(
         UserError: bad settings, or anything missing.
     """
     screen = Console(stderr=True)
-    for key, value in (("prompts", prompts), ("new_tokens", new_tokens), ("block", block)):
+    counts = {"evaluations": evaluations, "prompts": prompts, "new_tokens": new_tokens, "block": block}
+    for key, value in counts.items():
         if value < 1:
             raise UserError(f"job.{key}={value}: want at least 1.")
     if cache not in CACHES:
@@ -98,7 +99,7 @@ def search(
         "alpha": alpha,
         "beta": beta,
     }
-    state = State(folder, mask_name or default_name(full.slug, plan, cache))
+    state = State(folder, mask_name or mask_stem(full.slug, skip_ratio, cache, units))
     prompts_made = [
         make_prompt(full, key, tasks[key], example) for key, (found, _) in rows.items() for example in found
     ]
@@ -118,22 +119,16 @@ def search(
         if len(evaluated) > len(remembered):
             write_atomic(state.table, table(evaluated))  # a killed search keeps what it has scored
     best = min(evaluated, key=lambda evaluation: evaluation.cost)
-    state.finish(described(identity, best, evaluated, calibration_s), evaluated)
+    description = described(identity, best, evaluated, calibration_s, plan)
+    state.finish(description, evaluated)
     screen.print(
-        f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; "
-        f"wrote {state.mask}",
+        f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; scored in "
+        f"{description['search_s']:.0f} s, ended by {description['ended_by']}; wrote {state.mask}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
     return state.mask
-
-
-def default_name(slug: str, plan: SearchPlan, cache: str) -> str:
-    """``embedded_skip45``; with the units and the cache mode where they are not layers and shared."""
-    parts = [slug, f"skip{round(100 * plan.skip_ratio)}"]
-    parts += [part for part, usual in ((plan.units, UNITS[0]), (cache, CACHES[0])) if part != usual]
-    return "_".join(parts)
 
 
 def scorer(
@@ -224,12 +219,17 @@ def identify(full: Model, settings: Mapping[str, Any], data: Mapping[str, DataSo
 
 
 def described(
-    identity: Mapping[str, Any], best: Evaluation, evaluated: Sequence[Evaluation], calibration_s: float
+    identity: Mapping[str, Any],
+    best: Evaluation,
+    evaluated: Sequence[Evaluation],
+    calibration_s: float,
+    plan: SearchPlan,
 ) -> dict[str, Any]:
     """What a mask file says: what is kept, how good it is, and how it was found.
 
     ``search_s`` are the seconds of proposing and scoring all masks, of every session of the search;
-    ``calibration_s`` those of writing the calibration text, in the last one.
+    ``calibration_s`` those of writing the calibration text, in the last one. ``ended_by``: ``patience``, or
+    ``evaluations`` where the steps or the masks were used up.
     """
     commit, dirty = git_state()
     mask = best.mask
@@ -243,6 +243,7 @@ def described(
         "positions": best.positions,
         "evaluations": len(evaluated),
         "bayes_evaluations": sum(one.proposal == "bayes" for one in evaluated),
+        "ended_by": "patience" if len(evaluated) < plan.most else "evaluations",
         "best_at": 1 + evaluated.index(best),
         "search_s": sum(one.seconds for one in evaluated),
         "calibration_s": calibration_s,

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.base import Decoder
+from harness.decode.slim import Slim, masked, only
 from harness.decode.speculative import Speculative
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.small_lm import SmallLM, load_small
@@ -21,7 +22,7 @@ from harness.errors import UserError
 from harness.jobs.bench import build_arms, describe, seed_of, warm, warn_of_load
 from harness.jobs.report import WIDTH
 from harness.model.load import Model
-from harness.model.slim import SublayerMask, evenly_spaced
+from harness.model.slim import evenly_spaced
 from harness.model.tiers import GRAPH_STEP, Tier, Tiers
 from harness.model.truncated import first_layers_folder, is_llama
 from harness.prompts import AFTER, Prompt, Task, make_prompt
@@ -44,6 +45,7 @@ def speed(
     settings: RunSettings,
     model: Callable[..., Model],
     methods: Mapping[str, partial[Any]],
+    slim: Callable[[Tiers, Model], Slim | Sequence[Slim]],
     tasks: Mapping[str, Task],
     config: str,
     prompts: int,
@@ -60,7 +62,8 @@ def speed(
     """Measure; write ``speed/<run_id>.json``, tables and figure under ``results_dir``; return the path of the first.
 
     What each argument means stands in ``conf/job/speed.yaml``. ``methods`` are the arms whose time outside forwards
-    and whose memory are reported, greedy and at ``settings.temperature``.
+    and whose memory are reported, greedy and at ``settings.temperature``. ``slim`` makes the slim tier that is timed; a
+    model without a mask has none.
 
     Raises:
         UserError: bad settings or anything missing, before the first measurement.
@@ -86,7 +89,6 @@ def speed(
     pairs = comparisons(verifier, transformers, no_draft)
     arms = {**methods, **own_arms(settings.gamma, max_ngram, draft)}
     greedy = build_arms(replace(settings, temperature=0.0), verifier, arms, every)
-    check_slim(verifier, greedy)
     try:
         sampled = build_arms(settings, verifier, methods, every)
     except UserError as error:
@@ -95,7 +97,8 @@ def speed(
         ) from error
     lengths, too_long = fitting(contexts, blocks, verifier.transformer.spec.max_positions)
     room = max((0, *lengths)) + max(blocks)
-    tiers, timed, about = tiers_to_time(settings, verifier, draft, draft_layers, self_skip, room)
+    tiers, timed, about = tiers_to_time(settings, verifier, slim, draft, draft_layers, self_skip, room)
+    check_slim(about["slim"] if "slim" in timed else None, greedy)
 
     notes = [f"context {length}: left out, the model has no room for it and the largest block" for length in too_long]
     notes += [f"tier draft: left out, {no_draft}"] if "draft" not in timed else []
@@ -213,24 +216,34 @@ def comparisons(model: Model, wanted: bool, no_draft: str) -> tuple[Comparison, 
     )
 
 
-def check_slim(model: Model, arms: Mapping[str, Decoder]) -> None:
-    """Refuse a slim verifier that is not the one timed.
+def check_slim(timed: str | None, arms: Mapping[str, Decoder]) -> None:
+    """Refuse a slim verifier that is not the one timed, ``timed`` as ``described`` has it.
 
     Raises:
-        UserError: an arm has another than ``model.slim_mask`` in shared mode.
+        UserError: an arm has another than ``slim`` names.
     """
-    timed = None if model.slim_mask is None else (model.slim_mask.text, "shared")
     for name, decoder in arms.items():
-        for slim in getattr(decoder.method, "slim_verifiers", ()):
-            if (slim.layers, slim.cache) != timed:
+        for one in getattr(decoder.method, "slim_verifiers", ()):
+            if described(one) != timed:
                 raise UserError(
-                    f"job=speed times the slim verifier of model.slim_mask over the shared cache; {name} has another "
-                    f"({slim.source}, cache {slim.cache}): set model.slim_mask, and leave slim= as it is."
+                    f"job=speed times the slim verifier that slim= names; {name} has another ({described(one)}): "
+                    f"choose that one with slim=, or leave {name} out of method=."
                 )
 
 
+def described(slim: Slim) -> str:
+    """What a slim tier runs, as the table has it."""
+    return f"{slim.source}, over {'the same cache' if slim.cache == 'shared' else 'a cache of its own'}: {slim.layers}"
+
+
 def tiers_to_time(
-    settings: RunSettings, model: Model, draft: Path | None, draft_layers: int, self_skip: float | None, room: int
+    settings: RunSettings,
+    model: Model,
+    slim: Callable[[Tiers, Model], Slim | Sequence[Slim]],
+    draft: Path | None,
+    draft_layers: int,
+    self_skip: float | None,
+    room: int,
 ) -> tuple[Tiers, dict[str, Tier], dict[str, str]]:
     """Tiers over one cache, those that are timed by name, and what each runs."""
     full = model.transformer
@@ -238,11 +251,9 @@ def tiers_to_time(
     block = 1 + settings.gamma if settings.numerics == "fixed_shape" else None
     tiers = Tiers(full, full.new_cache(room + (block or GRAPH_STEP)), block, settings.graphs)
     timed, about = {"full": tiers.full}, {"full": f"{depth} layers"}
-    if isinstance(model.slim_mask, SublayerMask):
-        raise UserError("job=speed counts the bytes of whole layers; model.slim_mask is of sublayers: give another.")
-    if model.slim_mask is not None:
-        timed["slim"] = tiers.provisional("slim", model.slim_mask.layers)
-        about["slim"] = f"{len(model.slim_mask.layers)} of these layers over the same cache"
+    if not no_mask(model, slim):
+        made = only(slim(tiers, model), "job=speed")
+        timed["slim"], about["slim"] = made.tier, described(made)
     if draft_layers < depth:
         small = first_layers(full, draft_layers)
         if draft is not None:
@@ -255,6 +266,13 @@ def tiers_to_time(
         timed["self_skip"] = tiers.provisional("self_skip", kept)
         about["self_skip"] = f"{len(kept)} of the full verifier's layers, evenly spaced, over the same cache"
     return tiers, timed, about
+
+
+def no_mask(model: Model, slim: Callable[[Tiers, Model], Slim | Sequence[Slim]]) -> bool:
+    """Whether ``slim`` asks for the model's own mask, and it has none: then there is no slim tier to time."""
+    arguments = getattr(slim, "keywords", {})
+    named = any(arguments.get(key) is not None for key in ("mask", "skip_ratio"))
+    return model.slim_mask is None and getattr(slim, "func", slim) is masked and not named
 
 
 def items(prompts: Sequence[Prompt], seed: int) -> list[Item]:

@@ -168,6 +168,29 @@ def mask_or_evenly_spaced(mask: str | Sequence[int] | None, depth: int, skip_rat
     return read_mask(mask, depth), str(mask)
 
 
+def mask_stem(slug: str, skip_ratio: float, cache: str = "shared", units: str = "layers") -> str:
+    """What ``job=search`` calls a mask: ``embedded_skip45``; with units and cache mode where they are not these.
+
+    ``slug``: the model's, as ``Model`` has it.
+    """
+    unusual = [part for part, usual in ((units, "layers"), (cache, "shared")) if part != usual]
+    return "_".join((slug, f"skip{round(100 * skip_ratio)}", *unusual))
+
+
+def mask_path(mask: str | Path) -> Path:
+    """Where a mask file lies: as it is named from here, else among those shipped, whatever folder this is run from."""
+    path = Path(mask)
+    return path if path.is_file() or path.is_absolute() else CHECKOUT / path
+
+
+def searched_cache(mask: str | Path | Sequence[int]) -> str | None:
+    """The cache mode in which ``job=search`` scored a mask file; None of a list, or where a file does not say."""
+    if not isinstance(mask, str | Path) or not mask_path(mask).is_file():
+        return None
+    found = json.loads(mask_path(mask).read_text())
+    return found.get("cache_mode") if isinstance(found, dict) else None
+
+
 def read_mask(mask: str | Path | Sequence[int], depth: int) -> Mask:
     """A mask from a file written by ``job=search`` or a list of kept layer indices.
 
@@ -178,9 +201,7 @@ def read_mask(mask: str | Path | Sequence[int], depth: int) -> Mask:
     """
     if not isinstance(mask, str | Path):
         return checked(list(mask), depth, "layer mask")
-    path = Path(mask)
-    if not path.is_file() and not path.is_absolute():
-        path = CHECKOUT / path  # the masks shipped with the project, whatever folder the command is run from
+    path = mask_path(mask)
     if not path.is_file():
         raise UserError(
             f"layer mask {str(mask)!r} does not exist; make one with job=search, or set model.slim_mask=null where no "

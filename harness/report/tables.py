@@ -293,6 +293,8 @@ def identity(report: RunReport) -> list[str]:
         f"commit {commit}; {versions or DASH}",
         f"machine: {machine or DASH}; load average at start {env.get('load_average', DASH)}",
     ]
+    if "readings" in env:
+        found.append(f"reading, ours: {env['readings']}")
     for task, source in run.data.items():
         version = source.commit or source.revision or DASH
         prompts = run.prompts_sha.get(task, DASH)

@@ -15,7 +15,7 @@ from harness.model.cache import Tail
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
 from harness.sampling import Sampling, top, widen
-from harness.slim_fidelity.records import FidelitySum, SlimFacts
+from harness.slim_fidelity.records import SlimFacts, SlimFidelitySum
 from harness.theory import deltas, exact_law, mass, mixture, regions, step_cost, three_way, total_variation
 
 MakeSlim = Callable[[Tiers, Model], Slim]
@@ -106,11 +106,11 @@ def quantities(
 
 def by_place(
     slim: str, task: str, example_id: str, terms: Mapping[str, Float[Tensor, "N"]], block: int
-) -> Sequence[FidelitySum]:
+) -> Sequence[SlimFidelitySum]:
     """Positions 1, 1 + block, 1 + 2 block, ... of the continuation stand at place 1."""
     count = len(terms["agreement"])
     return [
-        FidelitySum(
+        SlimFidelitySum(
             slim=slim,
             task=task,
             example_id=example_id,

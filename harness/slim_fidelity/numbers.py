@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from harness.compare import bootstrap, divide, ratio_of_sums
-from harness.slim_fidelity.records import FidelityRecord, FidelityRow, FidelitySum
+from harness.slim_fidelity.gains import gain_rows
+from harness.slim_fidelity.records import SlimFidelityRecord, SlimFidelityRow, SlimFidelitySum
 
 QUANTITIES: dict[str, str] = {
     "agreement": "share",  # argmax of q' is that of q
@@ -29,40 +30,41 @@ BY_PLACE = ("agreement", "tv_slim", "cost_full_slim")
 """Quantities that are also given for each place in the block."""
 
 
-def rows(record: FidelityRecord) -> list[FidelityRow]:
+def rows(record: SlimFidelityRecord) -> list[SlimFidelityRow]:
     """All numbers, slim verifier by slim verifier."""
-    found: list[FidelityRow] = []
+    found: list[SlimFidelityRow] = []
     for slim in record.slims:
         sums = [one for one in record.sums if one.slim == slim]
         found += means(record, slim, None, sums, QUANTITIES)
-        found.append(mean(record, slim, None, "gain", "nats", sums, gain))
+        delta = mean(record, slim, None, "gain", "nats", sums, gain)
+        found += [delta, *gain_rows(record, delta)]
         for place in sorted({one.place for one in sums}):
             at_place = [one for one in sums if one.place == place]
             found += means(record, slim, place, at_place, {name: QUANTITIES[name] for name in BY_PLACE})
     return found
 
 
-def gain(one: FidelitySum) -> float:
+def gain(one: SlimFidelitySum) -> float:
     """Delta of eq. 7: C(q||p) - C(q'||p) - C(q||q'), summed."""
     return one.sums["cost_full_draft"] - one.sums["cost_slim_draft"] - one.sums["cost_full_slim"]
 
 
 def means(
-    record: FidelityRecord, slim: str, place: int | None, sums: Sequence[FidelitySum], names: Mapping[str, str]
-) -> Iterator[FidelityRow]:
+    record: SlimFidelityRecord, slim: str, place: int | None, sums: Sequence[SlimFidelitySum], names: Mapping[str, str]
+) -> Iterator[SlimFidelityRow]:
     for name, unit in names.items():
         yield mean(record, slim, place, name, unit, sums, lambda one, name=name: one.sums[name])  # type: ignore[misc]
 
 
 def mean(
-    record: FidelityRecord,
+    record: SlimFidelityRecord,
     slim: str,
     place: int | None,
     metric: str,
     unit: str,
-    sums: Sequence[FidelitySum],
-    term: Callable[[FidelitySum], float],
-) -> FidelityRow:
+    sums: Sequence[SlimFidelitySum],
+    term: Callable[[SlimFidelitySum], float],
+) -> SlimFidelityRow:
     """Sum over all positions / their number; texts are what is resampled."""
     texts: dict[tuple[str, str], tuple[float, int]] = {}
     for one in sums:
@@ -71,7 +73,7 @@ def mean(
     columns = np.array(list(texts.values()), dtype=float).reshape(-1, 2).T
     low, high = bootstrap(ratio_of_sums, columns, record.run.seed) or (None, None)
     facts = record.slims[slim]
-    return FidelityRow(
+    return SlimFidelityRow(
         slim=slim,
         kind=facts.kind,
         skip_ratio=facts.skip_ratio,

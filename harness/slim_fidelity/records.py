@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import RunRecord
+from harness.records import RunRecord, SampleRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SlimFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class FidelitySum:
+class SlimFidelitySum:
     """Sums over the positions of one text that stand at ``place`` (from 1) in their blocks.
 
     ``sums`` by the names in ``harness.slim_fidelity.numbers.QUANTITIES``, of ``positions`` terms each.
@@ -42,19 +42,23 @@ class FidelitySum:
 
 
 @dataclass(frozen=True, slots=True)
-class FidelityRecord:
-    """A measurement, ``results/fidelity/<run_id>.json``. ``slims`` by name; ``drafter`` and ``gate`` of the theory."""
+class SlimFidelityRecord:
+    """A measurement, ``results/fidelity/<run_id>.json``. ``slims`` by name; ``drafter`` and ``gate`` of the theory.
+
+    ``timed``: what one and two tiers, and ``via_sd`` with slim verifiers, by name as arms, made of the same prompts.
+    """
 
     run: RunRecord
     settings: Mapping[str, Any]
     drafter: str
     gate: str
     slims: Mapping[str, SlimFacts]
-    sums: tuple[FidelitySum, ...] = ()
+    sums: tuple[SlimFidelitySum, ...] = ()
+    timed: tuple[SampleRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class FidelityRow:
+class SlimFidelityRow:
     """One number, tidy. ``place`` None: all positions of a block. ``n`` counts texts; ``low``, ``high``: 95 %."""
 
     slim: str

@@ -8,12 +8,14 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
+from harness.compare import BASELINE, speedup, token_agreement
 from harness.report.tables import DASH, RunReport, console_table, identity, markdown_table
-from harness.slim_fidelity.records import FidelityRecord, FidelityRow, SlimFacts
+from harness.slim_fidelity.gains import TWO_TIERS, is_clear, pairs_of, signs
+from harness.slim_fidelity.records import SlimFacts, SlimFidelityRecord, SlimFidelityRow
 from harness.store import write_atomic
 
-Cell = Callable[[FidelityRow], str]
-Numbers = Mapping[tuple[str, int | None, str], FidelityRow]
+Cell = Callable[[SlimFidelityRow], str]
+Numbers = Mapping[tuple[str, int | None, str], SlimFidelityRow]
 """By slim verifier, place and metric."""
 
 FIDELITY = {"top-1": "agreement", "TV": "tv_slim", "R": "cost_full_slim"}
@@ -22,6 +24,7 @@ ROUTES = {
     **{"P(A)": "accept", "P(B)": "regenerate", "P(C)": "escalate", "delta1": "delta1", "delta2": "delta2"},
     **{"TV p": "tv_draft", "TV eq. 14": "tv_mixture", "TV B.7": "tv_three_way", "TV exact": "tv_exact"},
 }
+GAINS = "Delta beside the gain in speed"
 REMARKS = {
     "Fidelity": (
         "Top-1: share of positions where the slim verifier's likeliest token is the full verifier's. TV: total "
@@ -34,6 +37,12 @@ REMARKS = {
     "Costs of the chain": (
         "Per position, in nats; a block's cost (eq. 10) is the sum over its places. Delta = C(q‖p) - C(q'‖p) - "
         "C(q‖q') (eq. 7): above 0, the paper expects the slim verifier to pay."
+    ),
+    GAINS: (
+        "Speedup: tokens/s of via_sd with this slim verifier / of speculative with the same drafter, decoding alone, "
+        "the same prompts in turn. via_sd is **lossy**: agreement is its share of tokens equal to greedy's. Above 0, "
+        "Delta promises a speedup above 1. Agree: whether the two signs do; in brackets where an interval contains "
+        "the border."
     ),
     "Routes and laws": (
         "P(A), P(B), P(C): mass of the drafter's distribution that the gate accepts, regenerates, escalates. delta1, "
@@ -51,7 +60,7 @@ def plain(digits: int) -> Cell:
 def spanned(digits: int) -> Cell:
     """``0.63 [0.58, 0.67]``"""
 
-    def cell(row: FidelityRow) -> str:
+    def cell(row: SlimFidelityRow) -> str:
         if row.value is None or row.low is None or row.high is None:
             return plain(digits)(row)
         return f"{row.value:.{digits}f} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
@@ -59,7 +68,7 @@ def spanned(digits: int) -> Cell:
     return cell
 
 
-def indexed(rows: Sequence[FidelityRow]) -> Numbers:
+def indexed(rows: Sequence[SlimFidelityRow]) -> Numbers:
     return {(row.slim, row.place, row.metric): row for row in rows}
 
 
@@ -69,7 +78,7 @@ def head(facts: SlimFacts) -> dict[str, str]:
     return {"slim verifier": facts.kind, "skips": ratio, "cache": facts.cache}
 
 
-def frame(record: FidelityRecord, found: Numbers, columns: Mapping[str, str], cell: Cell) -> pd.DataFrame:
+def frame(record: SlimFidelityRecord, found: Numbers, columns: Mapping[str, str], cell: Cell) -> pd.DataFrame:
     """A line for each slim verifier, a column for each metric."""
     return pd.DataFrame(
         [
@@ -80,13 +89,13 @@ def frame(record: FidelityRecord, found: Numbers, columns: Mapping[str, str], ce
     )
 
 
-def fidelity_frame(record: FidelityRecord, found: Numbers, cell: Cell) -> pd.DataFrame:
+def fidelity_frame(record: SlimFidelityRecord, found: Numbers, cell: Cell) -> pd.DataFrame:
     made = frame(record, found, FIDELITY, cell)
     scored = [facts for slim, facts in record.slims.items() if (slim, None, "gain") in found]
     return made.assign(own=[str(facts.cache_bytes) for facts in scored])
 
 
-def place_frame(record: FidelityRecord, found: Numbers, cell: Cell) -> pd.DataFrame:
+def place_frame(record: SlimFidelityRecord, found: Numbers, cell: Cell) -> pd.DataFrame:
     places = sorted({place for _, place, _ in found if place is not None})
     return pd.DataFrame(
         [
@@ -97,22 +106,55 @@ def place_frame(record: FidelityRecord, found: Numbers, cell: Cell) -> pd.DataFr
     )
 
 
-def parts(record: FidelityRecord, rows: Sequence[FidelityRow], cell: Callable[[int], Cell]) -> dict[str, pd.DataFrame]:
+def gains_frame(record: SlimFidelityRecord, found: Numbers, cell: Cell) -> pd.DataFrame:
+    """Of the slim verifiers that were timed."""
+
+    def line(slim: str, facts: SlimFacts) -> dict[str, str]:
+        delta, faster = found[slim, None, "gain"], found[slim, None, "third_tier_speedup"]
+        agree = found[slim, None, "signs_agree"].value
+        said = DASH if agree is None else "yes" if agree else "no"
+        clear = is_clear(delta, 0.0) and is_clear(faster, 1.0)
+        return head(facts) | {
+            "Delta": cell(delta),
+            "speedup, lossy": cell(faster),
+            "agree": said if clear else f"({said})",
+            "agreement": cell(found[slim, None, "third_tier_agreement"]),
+        }
+
+    return pd.DataFrame(
+        [line(slim, facts) for slim, facts in record.slims.items() if (slim, None, "signs_agree") in found]
+    )
+
+
+def two_tiers(record: SlimFidelityRecord) -> str:
+    """What the two tiers that gains are over reach themselves."""
+    pairs = pairs_of(record, TWO_TIERS, BASELINE)
+    faster = speedup(pairs)
+    times = DASH if faster is None else f"{faster:.2f}"
+    text = f"speculative with {record.drafter} is {times} times as fast as one tier"
+    agreement = token_agreement(pairs) if record.run.temperature == 0 else None
+    return text + ("." if agreement is None else f", agreement {agreement:.2f}.")
+
+
+def parts(
+    record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow], cell: Callable[[int], Cell]
+) -> dict[str, pd.DataFrame]:
     """Every table by its title."""
     found = indexed(rows)
     return {
         "Fidelity": fidelity_frame(record, found, cell(2)),
         "Top-1 by place in the block": place_frame(record, found, cell(2)),
         "Costs of the chain": frame(record, found, COSTS, cell(2)),
+        **({GAINS: gains_frame(record, found, cell(2))} if record.timed else {}),
         "Routes and laws": frame(record, found, ROUTES, cell(2)),
     }
 
 
-def console(record: FidelityRecord, rows: Sequence[FidelityRow]) -> list[Table]:
+def console(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow]) -> list[Table]:
     """Tables for a terminal; intervals stand in the Markdown."""
     made = []
     for title, lines in parts(record, rows, plain).items():
-        table = console_table(title, list(lines.columns), "")
+        table = console_table(title, list(lines.columns), str(signs(rows)) if title == GAINS else "")
         table.columns[0].no_wrap = True
         for line in lines.itertuples(index=False):
             table.add_row(*(escape(str(value)) for value in line))
@@ -120,11 +162,12 @@ def console(record: FidelityRecord, rows: Sequence[FidelityRow]) -> list[Table]:
     return made
 
 
-def markdown(record: FidelityRecord, rows: Sequence[FidelityRow], title: str) -> str:
+def markdown(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow], title: str) -> str:
     """The whole page: every table with its intervals, what was scored, and which run on what machine it was."""
     page = [f"# {title}"]
     for name, lines in parts(record, rows, spanned).items():
         page += [f"## {name}", markdown_table(lines), REMARKS[name]]
+        page += [f"{signs(rows)} {two_tiers(record)}"] if name == GAINS else []
     scored = [f"{facts.source}, {facts.cache}: keeps {facts.layers}" for facts in record.slims.values()]
     facts = [*identity(RunReport(record.run, (), (), record.settings)), f"drafter {record.drafter}; gate {record.gate}"]
     page += ["## Slim verifiers", "\n".join(f"- {line}" for line in scored)]
@@ -135,7 +178,7 @@ def markdown(record: FidelityRecord, rows: Sequence[FidelityRow], title: str) ->
     return "\n\n".join(page) + "\n"
 
 
-def tidy_frame(record: FidelityRecord, rows: Sequence[FidelityRow]) -> pd.DataFrame:
+def tidy_frame(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow]) -> pd.DataFrame:
     """One number a line with what identifies it; what is undefined is empty."""
     run = record.run
     same = {"run_id": run.run_id, "model": run.model, "git_commit": run.git_commit}
@@ -144,7 +187,7 @@ def tidy_frame(record: FidelityRecord, rows: Sequence[FidelityRow]) -> pd.DataFr
     return pd.DataFrame([same | asdict(row) for row in rows])
 
 
-def write_tables(record: FidelityRecord, rows: Sequence[FidelityRow], folder: Path, name: str) -> list[Path]:
+def write_tables(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow], folder: Path, name: str) -> list[Path]:
     """``<name>.md`` and ``<name>.csv``, each whole or not at all."""
     texts = {
         folder / f"{name}.md": markdown(record, rows, name),

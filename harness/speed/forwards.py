@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from harness.model.sublayers import SublayerTransformer
 from harness.model.tiers import Tier, Tiers
 from harness.model.transformer import Transformer
 from harness.speed.records import ForwardTime
@@ -15,7 +16,7 @@ WARM = 2
 def forward_bytes(model: Transformer, layers: Sequence[int], block: int, context: int) -> int:
     """Bytes that a forward of ``block`` tokens over ``context`` cached ones must read, whoever computes it:
 
-        each executed layer's matrices, biases and norms
+        the matrices, biases and norms of each attention and each MLP that runs
         + the keys and values it attends to: context + block positions, fewer behind a sliding window
         + the final norm, the head, and a row of the embedding for each token.
 
@@ -25,13 +26,18 @@ def forward_bytes(model: Transformer, layers: Sequence[int], block: int, context
     gain_size = model.compute_dtype.itemsize if spec.offset_norm else size
     width, inner = spec.hidden_size, spec.intermediate_size
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    matrices = (query + 2 * key) * width + width * query + 3 * inner * width
-    biases = spec.qkv_bias * (query + 2 * key) + spec.out_bias * width + spec.mlp_bias * (2 * inner + width)
-    gains = width * (4 if spec.post_norms else 2) + spec.qk_norm * (query + key)
-    windows = [spec.window_of(index) for index in layers]
+    qkv, norms = query + 2 * key, width * (2 if spec.post_norms else 1)
+    attention = (qkv * width + width * query + spec.qkv_bias * qkv + spec.out_bias * width) * size
+    attention += (norms + spec.qk_norm * (query + key)) * gain_size
+    mlp = (3 * inner * width + spec.mlp_bias * (2 * inner + width)) * size + norms * gain_size
+    mask = model.mask if isinstance(model, SublayerTransformer) else None
+    attending = [index for index in layers if mask is None or mask.attention[index]]
+    feeding = [index for index in layers if mask is None or mask.mlp[index]]
+    windows = [spec.window_of(index) for index in attending]
     seen = sum(context + block if w is None else min(context, w - 1) + block for w in windows)
     return (
-        len(layers) * ((matrices + biases) * size + gains * gain_size)
+        len(attending) * attention
+        + len(feeding) * mlp
         + seen * 2 * key * size
         + width * (gain_size + (model.weights.head.shape[0] + block) * size)
     )

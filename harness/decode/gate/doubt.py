@@ -23,6 +23,7 @@ class Doubt(ABC):
 
     reachable = frozenset(ROUTES)
     lossless = False
+    reading = "a sure slim verifier judges by the ratio"
 
     def __init__(self, name: str, alpha1: float) -> None:
         check_open_interval(alpha1=alpha1)
