@@ -18,3 +18,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
     return UserError(f"unknown {kind} {name!r}: {hint}Available: {', '.join(names)}.")
+
+
+def forbidden(error: PermissionError) -> UserError:
+    """An error for a file or folder that this user may not read, write or look into."""
+    return UserError(f"{error.filename}: {error.strerror or error}: check its permissions and those of its folders.")

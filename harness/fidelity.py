@@ -89,7 +89,8 @@ FIDELITY_METRICS: tuple[FidelityMetric, ...] = (
             "share",
             False,
             f"Accepted drafts whose draft probability is above the full verifier's / {lenience} / accepted drafts; "
-            "probabilities as for nll_per_token; none for a drafter without them, or one that no tier can score again.",
+            "probabilities as for nll_per_token, 1 for a draft from a table; none without drafts, and none for swift "
+            "and clasp, which draft with layers that change from block to block and are not stored.",
             partial(overshoot_share, lenience=lenience),
         )
         for lenience in LENIENCES

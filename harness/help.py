@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import GROUPS, Settings
-from harness.errors import UserError, unknown
+from harness.errors import UserError, forbidden, unknown
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -97,6 +97,8 @@ def one_line_errors() -> Iterator[None]:
         yield
     except UserError as error:
         fail(f"error: {one_line(str(error))}")
+    except PermissionError as error:
+        fail(f"error: {one_line(str(forbidden(error)))}")
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         if isinstance(error, InstantiationException) and error.__cause__ is not None:
             if not isinstance(error.__cause__, UserError):

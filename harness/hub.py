@@ -11,6 +11,9 @@ from urllib.request import getproxies, proxy_bypass
 
 PROBE_TIMEOUT_S = 2.0
 
+FIRST_LOOK = "looking at its cache first"
+"""Why the hub is closed at first to one who asks what is missing."""
+
 _failed: dict[str, str] = {}  # endpoint -> why, once a request failed although the probe had been answered
 
 

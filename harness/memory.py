@@ -23,7 +23,8 @@ def storage(tensor: Tensor) -> tuple[Any, int]:
     if tensor.layout is not torch.strided:
         return id(tensor), tensor.numel() * tensor.element_size()
     memory = tensor.untyped_storage()
-    return (str(tensor.device), memory.data_ptr()), memory.nbytes()
+    place = memory._cdata if tensor.device.type == "meta" else memory.data_ptr()  # there all addresses are 0
+    return (str(tensor.device), place), memory.nbytes()
 
 
 def tensors(roots: Sequence[Any]) -> Iterator[Tensor]:

@@ -2,24 +2,27 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from harness.compare import BASELINE
-from harness.config import called, check_call
-from harness.drafters.weights import drafter_folder
+from harness.config import called
+from harness.decode.autoregressive import Autoregressive
+from harness.decode.base import Method
 from harness.errors import UserError
-from harness.hub import closed
-from harness.model.embedded import FOLDER
-from harness.model.load import find_checkpoint, known_dtype, read_spec
-from harness.model.made import cache_dir
+from harness.memory import held_bytes
+from harness.model.load import Model, known_dtype
 from harness.model.random_weights import CPU, parameters
 from harness.model.spec import ModelSpec
-from harness.preflight import FIRST_LOOK, Config, missing_of, nodes, target
+from harness.model.tiers import Tier, TierGroup, Tiers
+from harness.model.transformer import Transformer
+from harness.preflight import Config, missing_of, target
+from harness.rehearsal import bare_model, rehearsed
 from harness.report.tables import DASH, console_table
+from harness.sampling import Sampling
 
 PROMPT_NOTE = "positions: max_input_tokens, output and one block; the template's own tokens come on top"
 
@@ -39,28 +42,72 @@ def print_plan(config: Config) -> None:
 
 
 def arms_table(config: Config) -> Table:
-    """One line an arm: its tiers and the bytes of their weights, its cache."""
-    methods = {BASELINE: {"_target_": "harness.decode.autoregressive.Autoregressive"}, **config["methods"]}
-    tasks = len(config["tasks"])
-    cells = len(methods) * tasks
-    spec = spec_of(config["model"])
+    """One line an arm: its tiers and the bytes that each adds in weights, its caches. Dashes where it is not known."""
+    arms = [BASELINE, *(arm for arm in config["methods"] if arm != BASELINE)]
+    cells = len(arms) * len(config["tasks"])
     table = console_table(
-        f"{len(methods)} arms x {tasks} tasks = {cells} cells, at most {cells * config['limit']} outputs of at most "
-        f"{config['max_new_tokens']} tokens",
-        ("arm", "method", "drafter", "full weights", "drafter's weights", "cache of the longest prompt"),
-        "weights are loaded once for all arms, and the arms share the full verifier's cache; " + PROMPT_NOTE,
+        f"{len(arms)} arms x {len(config['tasks'])} tasks = {cells} cells, at most {cells * config['limit']} outputs "
+        f"of at most {config['max_new_tokens']} tokens",
+        ("arm", "method", "drafter", "slim verifier", "full weights", "drafter's", "slim's", "caches"),
+        "weights are loaded once for all arms, and the arms share the full verifier's cache; caches are those of all "
+        "tiers with the hidden states that heads read; " + PROMPT_NOTE,
     )
-    for arm, node in methods.items():
-        drafter = node.get("drafter")
+    try:
+        model = bare_model(config["model"])
+    except UserError:
+        model = None
+    for arm in arms:
+        node = config["methods"].get(arm, {})
+        method = None if model is None else method_of(config, arm, model)
         table.add_row(
             arm,
-            last(node),
-            last(drafter) or DASH,
-            size(weight_bytes(config["model"], spec)),
-            size(drafter_bytes(drafter)),
-            size(cache_bytes(config, spec)),
+            last(node) or "Autoregressive",
+            last(node.get("drafter")) or DASH,
+            DASH if method is None else slim_text(method),
+            size(weight_bytes(config["model"], None if model is None else model.transformer.spec)),
+            *(size(None if method is None else count) for count in ((0, 0, 0) if method is None else held(method))),
         )
     return table
+
+
+def method_of(config: Config, arm: str, model: Model) -> Method | None:
+    """The arm as the run would build it, for the longest prompt that tasks allow; None where it is refused."""
+    capacity = positions(config)
+    if arm not in config["methods"]:
+        return Autoregressive(Tiers(model.transformer, model.transformer.new_cache(capacity)), Sampling())
+    try:
+        return rehearsed(config, arm, model, capacity)
+    except UserError:
+        return None
+
+
+def slim_text(method: Method) -> str:
+    """Its slim verifiers, a line each: where they are from and whose cache they read."""
+    found = [f"{one.source}, {one.cache} cache" for one in getattr(method, "slim_verifiers", ())]
+    return "\n".join(found) or DASH
+
+
+def held(method: Method) -> tuple[int, int, int]:
+    """Bytes of the weights that drafter and slim verifiers add to the full one's, and of all that is kept by position.
+
+    A tier of the full verifier's own layers adds none.
+    """
+    full = method.tiers.model.weights
+    draft, slim = method.tier_roles()
+    slims = slim.tiers if isinstance(slim, TierGroup) else (slim,)
+    added = [
+        held_bytes(full, *(part for tier in tiers if tier is not None for part in weights_of(tier))) - held_bytes(full)
+        for tiers in ((draft,), slims)
+    ]
+    return added[0], added[1], held_bytes(*((tier.cache, tier.features) for tier in method.tiers.every))
+
+
+def weights_of(tier: Tier) -> list[Any]:
+    """The weights that a tier runs with, those of a head included; no tables."""
+    head = getattr(tier, "head", None) or getattr(tier, "heads", None)
+    parts = [] if head is None else [getattr(head, known.name) for known in fields(head)]
+    inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+    return [one.weights if isinstance(one, Transformer) else one for one in (tier.model, *inner)]
 
 
 def data_table(config: Config) -> Table:
@@ -75,22 +122,6 @@ def data_table(config: Config) -> Table:
     return table
 
 
-def spec_of(model: Config) -> ModelSpec | None:
-    """The full verifier's shape, from its config alone; None where that is not here yet."""
-    if "config" in model:
-        return ModelSpec.from_hf(model["config"], "model.config")
-    if "full" not in model:  # a toy, made in no time
-        check_call("model", model, model)
-        return called({**model, "slim_mask": None})().transformer.spec
-    try:
-        if model["full"] == "embedded":
-            return read_spec(cache_dir() / FOLDER)
-        with closed(FIRST_LOOK):
-            return read_spec(find_checkpoint(model["full"], model.get("revision"), None)[0])
-    except UserError:
-        return None
-
-
 def weight_bytes(model: Config, spec: ModelSpec | None) -> int | None:
     """Of the full verifier in the dtype it runs in."""
     if spec is None:
@@ -98,25 +129,11 @@ def weight_bytes(model: Config, spec: ModelSpec | None) -> int | None:
     return sum(parameters(spec, [CPU]).values()) * known_dtype(model["dtype"]).itemsize
 
 
-def cache_bytes(config: Config, spec: ModelSpec | None) -> int | None:
-    """Keys and values of every layer for the longest prompt that tasks allow, its output and one block."""
-    if spec is None:
-        return None
+def positions(config: Config) -> int:
+    """Of the longest prompt that tasks allow, its output and one block."""
     gammas = [config["gamma"], *(node.get("gamma", 0) for node in config["methods"].values())]
     longest = max((node.get("max_input_tokens") or 0 for node in config["tasks"].values()), default=0)
-    positions = longest + config["max_new_tokens"] + 1 + max(gammas)
-    entry = 2 * spec.layers * spec.kv_heads * spec.head_dim * known_dtype(config["model"]["dtype"]).itemsize
-    return positions * entry
-
-
-def drafter_bytes(drafter: Any) -> int | None:
-    """Bytes of the weight files of all folders that a drafter reads, as they are stored; 0 without any."""
-    folders = [node["path"] for _, node in nodes(drafter) if isinstance(node.get("path"), str)]
-    try:
-        found = [path for folder in folders for path in Path(drafter_folder(folder)).glob("*.safetensors")]
-    except UserError:
-        return None
-    return sum(path.stat().st_size for path in found)
+    return int(longest + config["max_new_tokens"] + 1 + max(gammas))
 
 
 def size(count: int | None) -> str:

@@ -16,16 +16,16 @@ from typing import Any
 
 from harness.config import called
 from harness.environment import CHECKOUT
-from harness.errors import UserError
+from harness.errors import UserError, forbidden
 from harness.execution.programs import permit
-from harness.hub import closed, endpoint, one_line, problem
+from harness.hub import FIRST_LOOK, closed, endpoint, one_line, problem
 from harness.store import check_writable
 
 Config = Mapping[str, Any]
 CALLED = ("model", "methods", "tasks", "log")
 """The groups that a bench run calls."""
 
-FIRST_LOOK = "looking at its cache first"
+SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def require(cells: Sequence[Config]) -> None:
@@ -34,7 +34,7 @@ def require(cells: Sequence[Config]) -> None:
     Raises:
         UserError: what is missing; where that is several things, each has been printed on a line of its own.
     """
-    keys = (*CALLED, "results_dir", "allow_code_execution")
+    keys = (*CALLED, *SAMPLING, "results_dir", "allow_code_execution")
     different = {json.dumps([cell.get(key) for key in keys], default=str): cell for cell in cells}
     found = dict.fromkeys(line for cell in different.values() for line in missing_of(cell))
     if found:
@@ -57,14 +57,19 @@ def missing_of(config: Config) -> list[str]:
     """
     if packages := missing_packages(config):
         return packages
-    parts: tuple[Callable[[Config], Iterator[str]], ...] = (
-        missing_model,
-        missing_masks,
-        missing_drafters,
-        missing_rows,
-        missing_permissions,
-    )
-    return list(dict.fromkeys(line for part in parts for line in part(config)))
+    files: tuple[Callable[[Config], Iterator[str]], ...] = (missing_model, missing_masks, missing_drafters)
+    found = [line for part in files for line in lines(part, config)]
+    if not found:
+        found += lines(refused_arms, config)
+    return list(dict.fromkeys([*found, *lines(missing_rows, config), *lines(missing_permissions, config)]))
+
+
+def lines(part: Callable[[Config], Iterator[str]], config: Config) -> Iterator[str]:
+    """What ``part`` finds, up to what it may not even look at."""
+    try:
+        yield from part(config)
+    except PermissionError as error:
+        yield str(forbidden(error))
 
 
 # Packages.
@@ -207,6 +212,13 @@ def missing_drafters(config: Config) -> Iterator[str]:
             )
 
 
+def refused_arms(config: Config) -> Iterator[str]:
+    """What does not go together: model, masks, drafters, tokenizers, settings. Asked once all files are there."""
+    from harness.rehearsal import refusals
+
+    yield from refusals(config)
+
+
 def found_file(name: str) -> bool:
     """Whether it is there, from here or from the checkout, as for every file that the project ships."""
     return any(path.is_file() for path in (Path(name).expanduser(), CHECKOUT / name))
@@ -216,7 +228,7 @@ def found_file(name: str) -> bool:
 
 
 def missing_rows(config: Config) -> Iterator[str]:
-    """Rows of each task: one is loaded, except where built-in ones stand in for what is not there."""
+    """Rows of each task: one is loaded with its shots, except where the hub would be asked first and would answer."""
     for name, node in config["tasks"].items():
         task = called(node)
         data_dir, source = node.get("data_dir"), node.get("source")
@@ -224,7 +236,7 @@ def missing_rows(config: Config) -> Iterator[str]:
         if source == "hub":
             repo = getattr(getattr(task, "dataset", None), "path", None)
             yield from refusal_by_hub(load, repo, "dataset", f"hf download --repo-type dataset {repo or name}")
-        elif source == "local" or (data_dir and not Path(data_dir).expanduser().is_dir()):
+        elif source != "auto" or (data_dir and not Path(data_dir).expanduser().is_dir()) or problem():
             yield from refusal(load)
         yield from refusal(partial(permit, {name: task.metrics}, config["allow_code_execution"]))
 
@@ -244,6 +256,8 @@ def refusal(action: Callable[[], Any]) -> Iterator[str]:
         action()
     except UserError as error:
         yield str(error)
+    except PermissionError as error:
+        yield str(forbidden(error))
 
 
 def nodes(value: Any, key: str = "") -> Iterator[tuple[str, Config]]:

@@ -83,6 +83,9 @@ class BlockTrace:
     ``kept``  examined drafts that were emitted.
     ``emitted``  output tokens of this block, after the stop rule: kept drafts, then at most one correction or bonus.
     ``bonus``  1 when the last one is the extra token after a fully kept block.
+    ``looked_up``  drafted tokens, the last ones, that a drafter with a model took from a table instead.
+    ``deciders``  of each route the slim verifier that gave it, from 0, the last one where none did; empty with fewer
+    than two.
     """
 
     start: int
@@ -95,8 +98,12 @@ class BlockTrace:
     draft_forwards: int
     slim_forwards: int
     full_forwards: int
+    looked_up: int = 0
+    deciders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not 0 <= self.looked_up <= self.drafted or len(self.deciders) not in (0, len(self.routes)):
+            raise ValueError(f"want 0 <= looked up <= drafted and a decider for each route or for none, got {self}")
         if not 0 <= self.kept <= len(self.routes) <= self.drafted <= self.asked:
             raise ValueError(f"want 0 <= kept <= examined <= drafted <= asked, got {self}")
         if not max(1, self.kept) <= self.emitted <= self.kept + 1:
@@ -194,9 +201,9 @@ class FidelityRecord:
     ``tokens``  of the output; ``greedy`` how many of them are the full verifier's likeliest after the text before.
     ``nll``  sum of -log of their probabilities, in nats; None where a logit is not finite.
     ``overshoot``  log of the draft probability minus log of the full verifier's, of each accepted draft in order; None
-    where the drafter has no probability, or it cannot be computed again.
+    where there is no drafter, or one whose law cannot be computed again.
 
-    Probabilities are at the run's temperature (1 when greedy), before top-p and top-k.
+    Probabilities are at the run's temperature (1 when greedy), before top-p and top-k; 1 for a draft from a table.
     """
 
     run_id: str

@@ -62,9 +62,9 @@ def check_writable(folder: str | Path) -> None:
         UserError: it cannot.
     """
     place = Path(folder)
-    while not place.exists() and place != place.parent:
-        place = place.parent
     try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
         with tempfile.TemporaryFile(dir=place) as probe:
             probe.write(b"probe")
             probe.flush()

@@ -3,22 +3,27 @@
 import csv
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from harness.audit import judge
-from harness.audit.judge import FullView, SlimView, audited, decided, judged, pieces_of
+from harness.audit import records as audit_records
+from harness.audit.continued import gone_on_by_full, with_continuations
+from harness.audit.judge import FullView, SlimView, Writes, audited, decided, judged, pieces_of
 from harness.audit.page import page
-from harness.audit.records import AuditedOutput, SlimToken, shares, worst_first
+from harness.audit.records import AuditedOutput, Continuation, SlimToken, shares, worst_first
 from harness.audit.tables import markdown, quoted, token_frame
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import AlwaysEscalate, Decision, Strictness
+from harness.decode.slim import several
 from harness.decode.via_sd import ViaSD
 from harness.drafters.self_skip import SelfSkip
 from harness.errors import UserError
@@ -26,15 +31,18 @@ from harness.jobs.audit import audit
 from harness.model.load import Model
 from harness.model.slim import LayerMask
 from harness.model.tokenizer import ByteTokenizer
-from harness.records import Generation, Route
+from harness.prompts import Prompt
+from harness.records import BlockTrace, Example, Generation
 from harness.sampling import RandomChooser, Sampling
+from tasks.web_questions import WebQuestions
 from tests.arms import PROMPT, model_of, tiers_with
 from tests.rows import BONUS, CHEAP, CUT, MIXED, REJECTED, plain, run_record, sample
 from tests.runs import main, refused, unreported
 from tests.toys import CPU
 
 GREEDY = Sampling()
-A, R = Route.ACCEPT, Route.REGENERATE
+A, R, B = audit_records.Decision.ACCEPT, audit_records.Decision.REGENERATE, audit_records.Decision.BONUS
+WITH_BONUS = Writes(bonus=True)
 
 
 def decoded(method: Method) -> Generation:
@@ -61,35 +69,57 @@ def three_tiers(model: Model, sampling: Sampling, gate: Strictness | AlwaysEscal
 
 
 def audit_of(model: Model, generation: Generation, sampling: Sampling = GREEDY) -> AuditedOutput:
-    tiers = tiers_with(model, None, False)
     assert model.slim_mask is not None
-    slim = tiers.provisional("slim", model.slim_mask.layers)
+    return audit_by(model, generation, (model.slim_mask.layers,), sampling)
+
+
+def audit_by(
+    model: Model,
+    generation: Generation,
+    masks: Sequence[Sequence[int]],
+    sampling: Sampling = GREEDY,
+    writes: Writes = Writes(),  # noqa: B008
+) -> AuditedOutput:
+    tiers = tiers_with(model, None, False)
+    slims = [tiers.provisional(f"slim{number}", layers) for number, layers in enumerate(masks)]
     mine = replace(sample(tokens=1), generation=generation)
-    return audited(tiers, slim, model.tokenizer, PROMPT, mine, sample(tokens=1), sampling)
+    return audited(tiers, slims, model.tokenizer, PROMPT, mine, sample(tokens=1), sampling, writes)
 
 
 @pytest.mark.parametrize(
     ("block", "places"),
     [
-        (MIXED, [(0, A), (2, A), (3, R)]),
+        (MIXED, [(0, A, 0), (2, A, 0), (3, R, 0)]),
         (REJECTED, []),
-        (CHEAP, [(0, A), (1, A)]),
+        (CHEAP, [(0, A, 0), (1, A, 0)]),
+        (replace(MIXED, deciders=(0, 1, 0, 1), slim_forwards=2), [(0, A, 0), (2, A, 0), (3, R, 1)]),
         (BONUS, []),
         (CUT, []),
         (plain(0), []),
     ],
 )
-def test_the_slim_verifier_decides_what_it_accepted_or_wrote(block: object, places: list[tuple[int, Route]]) -> None:
-    assert list(decided(block)) == places  # type: ignore[arg-type]
+def test_the_slim_verifier_decides_what_it_accepted_or_wrote(
+    block: BlockTrace, places: list[tuple[int, str, int]]
+) -> None:
+    assert list(decided(block)) == places
 
 
 def test_what_the_full_verifier_writes_in_place_of_a_draft_is_not_the_slim_ones() -> None:
     """As with ``ending=full``."""
-    assert list(decided(MIXED, writes=False)) == [(0, A), (2, A)]
+    assert list(decided(MIXED, Writes(regenerated=False))) == [(0, A, 0), (2, A, 0)]
+
+
+def test_a_bonus_of_the_slim_verifier_is_the_last_ones_that_ran() -> None:
+    kept = replace(CHEAP, emitted=3, bonus=1)
+    assert list(decided(kept)) == [(0, A, 0), (1, A, 0)], "it may be the full verifier's"
+    assert list(decided(kept, WITH_BONUS)) == [(0, A, 0), (1, A, 0), (2, B, 0)]
+    second = replace(kept, deciders=(0, 1), slim_forwards=2)
+    assert list(decided(second, WITH_BONUS)) == [(0, A, 0), (1, A, 1), (2, B, 1)]
+    assert list(decided(CHEAP, WITH_BONUS)) == [(0, A, 0), (1, A, 0)], "the stop rule cut it off"
 
 
 def test_a_regenerated_token_that_the_stop_rule_cut_off_is_not_there() -> None:
-    assert list(decided(replace(MIXED, emitted=3))) == [(0, A), (2, A)]
+    assert list(decided(replace(MIXED, emitted=3))) == [(0, A, 0), (2, A, 0)]
 
 
 @pytest.mark.parametrize(
@@ -117,11 +147,82 @@ def test_confidences_are_those_that_the_gate_read() -> None:
     expected = {
         block.start + place: ratios[place]
         for block, ratios in zip(drafting, gate.ratios, strict=True)
-        for place, route in decided(block)
+        for place, route, _ in decided(block)
         if route is A
     }
     assert len(expected) > 5 and found == pytest.approx(expected)
     assert min(found.values()) >= 0.6 and min(found.values()) < 0.999
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_each_of_several_slim_verifiers_answers_for_what_it_decided(temperature: float) -> None:
+    """Confidences are those that the gate of the verifier read that let the draft pass."""
+    model, gate, masks = model_of(3, torch.float64), Noted(), [[0, 3], [0, 1, 3]]
+    tiers, sampling = tiers_with(model, None, False), Sampling(temperature)
+    drafter = partial(SelfSkip, mask=[0, 2])
+    generation = decoded(ViaSD(tiers, sampling, model, 5, drafter, gate, slim=partial(several, masks=masks)))
+    asked = iter(gate.ratios)
+    expected = {}
+    for block in (block for block in generation.blocks if block.drafted):
+        ratios = [next(asked) for _ in range(block.slim_forwards)]
+        expected |= {block.start + at: (ratios[who][at], who + 1) for at, how, who in decided(block) if how is A}
+    found = audit_by(model, generation, masks, sampling).tokens
+    assert {who for _, who in expected.values()} == {1, 2}
+    assert {token.position: token.slim for token in found if token.route is A} == {
+        place: who for place, (_, who) in expected.items()
+    }
+    for token in found:
+        if token.route is A:
+            assert token.confidence == pytest.approx(expected[token.position][0])
+    assert {one.value for one in shares([replace(OUTPUT, tokens=found)]) if one.by == "slim verifier"} == {"1", "2"}
+
+
+def test_a_bonus_that_the_full_verifier_would_not_have_written_is_named() -> None:
+    model = model_of(3, torch.float64)
+    method = ViaSD(
+        *(tiers_with(model, None, False), GREEDY, model, 3, partial(SelfSkip, mask=[0, 2]), Strictness(0.3, 0.2)),
+        bonus="slim",
+    )
+    generation = decoded(method)
+    assert model.slim_mask is not None
+    found = [
+        token
+        for token in audit_by(model, generation, [model.slim_mask.layers], GREEDY, WITH_BONUS).tokens
+        if token.route is B
+    ]
+    bonuses = {block.start + block.kept for block in generation.blocks if block.bonus}
+    assert len(bonuses) > 2 and {token.position for token in found} == bonuses
+    assert all(token.confidence == 1.0 for token in found), "greedy: the slim verifier's likeliest"
+    assert any(token.wrong for token in found)
+
+
+def test_the_full_verifier_goes_on_as_if_it_had_never_been_left() -> None:
+    """The text is greedy's own behind the tokens kept; to go on from the start is the baseline."""
+    model = model_of(3, torch.float64)
+    task = WebQuestions(data_dir=None, source="builtin")
+    prompt = Prompt("qa", task, Example("1", "", ()), PROMPT, 0)
+    baseline = decoded(Autoregressive(tiers_with(model, None, False), GREEDY)).token_ids
+    tiers = tiers_with(model, None, False)
+    assert gone_on_by_full(tiers, model, prompt, (), 40) == model.tokenizer.decode(baseline)
+    assert gone_on_by_full(tiers, model, prompt, baseline[:7], 40) == model.tokenizer.decode(baseline)
+    generation = decoded(three_tiers(model, GREEDY, Strictness(0.5, 0.3)))
+    found = audit_of(model, generation)
+    asked: list[str] = []
+
+    def score(prompt: Prompt, text: str) -> float:
+        asked.append(text)
+        return float(len(asked))
+
+    went_on = with_continuations(found, generation.token_ids, tiers, model, prompt, score, 2, 40)
+    first, second = went_on.continuations
+    assert first.text == model.tokenizer.decode(baseline), "until the first wrong token it was greedy"
+    assert second.text != first.text and asked == [first.text, second.text]
+    kept = generation.token_ids[: second.position]
+    tiers.prefill((*PROMPT, *kept))
+    best = int(tiers.full.forward((*PROMPT, *kept), rows=1).argmax())
+    assert second.text.startswith(model.tokenizer.decode((*kept, best)))
+    stopping = replace(prompt, stop=(first.text[3:5],))
+    assert gone_on_by_full(tiers, model, stopping, (), 40) == first.text[: first.text.index(first.text[3:5])]
 
 
 def wrong_by_single_steps(model: Model, generation: Generation) -> dict[int, tuple[int, float]]:
@@ -129,7 +230,7 @@ def wrong_by_single_steps(model: Model, generation: Generation) -> dict[int, tup
     tiers = tiers_with(model, None, False)
     tiers.prefill(PROMPT)
     found = {}
-    slim = {block.start + place for block in generation.blocks for place, _ in decided(block)}
+    slim = {block.start + place for block in generation.blocks for place, _, _ in decided(block)}
     for place, token in enumerate(generation.token_ids):
         law = torch.log_softmax(tiers.full.forward((*PROMPT, *generation.token_ids[:place]), rows=1)[0], -1)
         if place in slim and int(law.argmax()) != token:
@@ -217,7 +318,7 @@ def test_shares_are_wrong_over_decided() -> None:
         ("route", "regenerate"): (1, 1, 0),
         ("confidence", "0.4 to 0.6"): (1, 1, 0),
         ("confidence", "0.8 to 1.0"): (0, 3, 1),
-        ("confidence", "regenerated"): (1, 1, 0),
+        ("confidence", "written by slim"): (1, 1, 0),
         ("place in the block", "1"): (0, 3, 1),
         ("place in the block", "2"): (1, 1, 0),
         ("place in the block", "3"): (1, 1, 0),
@@ -228,10 +329,40 @@ def test_shares_are_wrong_over_decided() -> None:
     assert every.share == 0.4
 
 
-@pytest.mark.parametrize("change", [{"route": Route.ESCALATE}, {"near_tie": True}])
-def test_a_token_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"decides no escalated|is not wrong"):
-        replace(WRONG, **change)  # type: ignore[arg-type]
+def test_a_token_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not wrong"):
+        replace(WRONG, near_tie=True)
+
+
+def test_effects_add_up_to_what_the_first_wrong_token_and_all_behind_it_cost() -> None:
+    went_on = replace(OUTPUT, continuations=(Continuation(3, "as greedy", 50.0), Continuation(17, "later", 45.0)))
+    assert went_on.effects == {3: -5.0, 17: -25.0} and sum(went_on.effects.values()) == OUTPUT.score - 50.0
+    assert replace(OUTPUT, continuations=went_on.continuations[:1]).effects == {3: -30.0}
+    unscored = (Continuation(3, "", None), Continuation(17, "", 45.0))
+    assert replace(OUTPUT, continuations=unscored).effects == {3: None, 17: -25.0}
+    assert list(token_frame([went_on])["effect"].fillna(99)) == [-5.0, 99, -25.0]
+    text = page(run_record(), [went_on], [])
+    assert "full verifier from output token 4 on: exact_match 50.0" in text and "as greedy" in text
+    assert "<td>50.0</td><td>-5.0</td>" in text and "<td>45.0</td><td>-25.0</td>" in text
+
+
+STRANGE = replace(
+    OUTPUT,
+    pieces=("\x01\u0645\u0631\u062d\u0628\u0627 ", "\u4f60\u597d", "\u00a0", "", *["long " * 40] * 13, "<b>"),
+    baseline_text="",
+    references=(),
+)
+
+
+@pytest.mark.parametrize("output", [OUTPUT, STRANGE, replace(STRANGE, pieces=("",) * 18)])
+def test_every_element_of_the_page_is_closed_whatever_the_texts(output: AuditedOutput) -> None:
+    """Its HTML is XML as well, which a strict parser reads."""
+    text = page(run_record(), [output], ["a & b"])
+    body = ElementTree.fromstring(text)
+    said = ["".join(one.itertext()) for one in body.iter("div") if one.get("class") == "text"]
+    written = "".join(output.pieces).replace("\x01", "\u2401")
+    assert said[1:] == [output.baseline_text or "(no text)"]
+    assert said[0] == written if all(output.pieces) else said[0].replace("\u25a1", "") == written
 
 
 def test_the_page_marks_wrong_tokens_and_trusts_no_text() -> None:
@@ -290,4 +421,4 @@ def test_a_run_without_a_slim_verifier_is_refused(
 ) -> None:
     run_toy(monkeypatch, tmp_path, "method=speculative")
     line = refused(monkeypatch, capsys, "job=audit", f"results_dir={tmp_path}")
-    assert "no arm has a token that its one slim verifier decided; audit a run with method=via_sd" in line
+    assert "no arm has a token that a slim verifier decided; audit a run with method=via_sd" in line

@@ -18,7 +18,8 @@ DECODING = (
     *("harness.kernels", "harness.divergence", "harness.jobs.bench", "harness.jobs.search", "harness.jobs.speed"),
     "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
-    *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
+    *("harness.rescore", "harness.audit.judge", "harness.audit.continued", "harness.jobs.audit"),
+    *("harness.plan", "harness.rehearsal"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
     *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
@@ -83,7 +84,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
     ),
-    "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report")),
+    "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report"))
+    | {"decode", "prompts"},
     "jobs": FOUNDATION
     | READING
     | {
@@ -102,8 +104,12 @@ ALLOWED: dict[str, frozenset[str]] = {
         "slim_fidelity",
     }
     | {"training", "audit", "preflight", "execution"},
-    "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "execution")),
-    "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
+    "rehearsal": frozenset(("errors", "config", "hub", "model", "decode", "sampling")),
+    "preflight": frozenset(
+        ("errors", "config", "hub", "environment", "store", "model", "drafters", "execution", "rehearsal")
+    ),
+    "plan": frozenset(("errors", "config", "compare", "report", "model", "decode", "memory", "sampling"))
+    | {"preflight", "rehearsal"},
     "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
     "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),

@@ -1,20 +1,34 @@
 """Everything that a run misses is named at once, before anything runs, and without the network where it is off."""
 
+import hashlib
 import importlib.metadata
+import json
+import re
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from huggingface_hub import hf_hub_download
 from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file
 
 from harness import hub, preflight
 from harness.config import plain, register
+from harness.drafters.small_lm import load_small
 from harness.errors import UserError
 from harness.help import CONF
 from harness.jobs import bench as bench_module
 from harness.launch import runs_of
+from harness.memory import held_bytes
+from harness.model.checkpoint import Checkpoint
+from harness.model.toy import toy_model
+from harness.plan import held, method_of, positions, size, weight_bytes
 from harness.preflight import missing_of, refusal_by_hub, require
+from harness.rehearsal import bare_model
+from tests.heads import write_shipped_for
 from tests.runs import main, refused
 from tests.toys import write_checkpoint
 
@@ -120,6 +134,67 @@ def test_files_of_drafters_are_looked_for_in_every_arm_and_named_once(conf: None
 def test_rows_that_only_the_hub_has_name_their_command(conf: None) -> None:
     (line,) = missing_of(resolved("source=hub"))
     assert "HF_HUB_OFFLINE is set" in line and "`hf download --repo-type dataset stanfordnlp/web_questions`" in line
+
+
+class Repository(SimpleHTTPRequestHandler):
+    """A folder's files as the hub serves those of a model repository: enough for its own client to fill its cache."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        name = self.path.rpartition("/")[2]
+        data = (self.folder / name).read_bytes()
+        self.send_response(200)
+        for key, value in {
+            "Content-Length": str(len(data)),
+            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+        }.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_what_the_hubs_own_client_left_in_its_cache_is_not_missing(
+    conf: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = write_checkpoint(tmp_path / "served"), tmp_path / "cache"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Repository,), {"folder": folder}))
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    names = sorted(path.name for path in folder.iterdir())
+    asked = ("model=embedded", "model.full=some/model", "model.slim_mask=[0]", "model.dtype=float32")
+    with monkeypatch.context() as online:
+        online.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        for name in names:
+            assert missing_of(resolved(*asked)), f"without {name}"
+            hf_hub_download("some/model", name, cache_dir=cache, endpoint=address)
+    server.shutdown()
+    assert missing_of(resolved(*asked)) == []
+    (kept,) = (cache / "models--some--model" / "snapshots").iterdir()
+    assert kept.name == COMMIT and sorted(path.name for path in kept.iterdir()) == names
+    model = bare_model(resolved(*asked)["model"])
+    assert model is not None and model.name == f"some/model@{COMMIT[:12]}"
+
+
+def test_more_shots_than_there_are_rows_for_are_an_error_before_the_run(conf: None) -> None:
+    for source in ("auto", "builtin"):
+        (line,) = missing_of(resolved(f"source={source}", "tasks.web_questions.shots=500"))
+        assert "500 shots: lower tasks.web_questions.shots" in line
 
 
 def test_the_hub_is_asked_after_its_cache_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,16 +308,88 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(
 
 
 def test_the_sizes_of_a_dry_run_are_those_of_the_model(conf: None) -> None:
-    from harness.memory import held_bytes
-    from harness.model.toy import toy_model
-    from harness.plan import cache_bytes, size, spec_of, weight_bytes
-
     model = toy_model()
     cell = resolved("max_new_tokens=10", "gamma=4")
-    spec = spec_of(cell["model"])
-    assert spec == model.transformer.spec
-    positions = 512 + 10 + 5
-    assert cache_bytes(cell, spec) == held_bytes(model.transformer.new_cache(positions))
-    weights = weight_bytes(cell["model"], spec)
+    capacity = positions(cell)
+    assert capacity == 512 + 10 + 5
+    cache = held_bytes(model.transformer.new_cache(capacity))
+    weights = weight_bytes(cell["model"], model.transformer.spec)
     assert weights == pytest.approx(held_bytes(model.transformer.weights), rel=0.01), "norms share their ones"
     assert [size(count) for count in (None, 0, 1023, 1024, 3 * 2**30)] == ["–", "0 B", "1.02e+03 B", "1 KiB", "3 GiB"]  # noqa: RUF001
+
+    def sizes(*overrides: str) -> tuple[int, int, int]:
+        method = method_of(resolved("max_new_tokens=10", "gamma=4", "method=[via_sd]", *overrides), "via_sd", model)
+        assert method is not None
+        return held(method)
+
+    assert sizes() == (0, 0, cache)
+    assert sizes("slim=even", "slim.cache=own", "slim.skip_ratio=0.5") == (0, 0, cache * 3 // 2)
+    masks = "slim.masks=[[0,1,5],[0,1,2,5]]"
+    assert sizes("slim=several", masks) == (0, 0, cache)
+    assert sizes("slim=several", masks, "slim.cache=own") == (0, 0, cache + cache * 3 // 6 + cache * 4 // 6)
+
+
+def test_weights_that_a_tier_brings_are_counted_and_those_it_borrows_are_not(conf: None, tmp_path: Path) -> None:
+    model = toy_model(dtype="float32")
+    write_shipped_for(model, tmp_path)
+    folder = tmp_path / "results" / "drafters"
+    for kind, key in (("eagle", "fc.weight"), ("medusa", "0.0.linear.weight"), ("small_lm", "model.norm.weight")):
+        path = folder / f"embedded_{kind}"
+        cell = resolved("method=[speculative]", f"drafter={kind}", f"drafter.path={path}", "model.dtype=float32")
+        method = method_of(cell, "speculative", model)
+        assert method is not None
+        stored = {name: tensor.numel() * 4 for name, tensor in load_file(path / "model.safetensors").items()}
+        assert key in stored
+        ones = 32 * 4 * 2 if kind == "eagle" else 0  # the norms that an EAGLE head does not have
+        assert held(method)[0] == pytest.approx(sum(stored.values()), abs=ones)
+        assert held(method)[1] == 0
+
+
+MISMATCHES = {
+    "another model's drafter": (("drafter=small_lm",), r"was made for .*SmolLM2.*, the model is 'toy'"),
+    "another kind of drafter": (
+        ("drafter=eagle", "drafter.path=results/drafters/embedded_medusa"),
+        r"is a drafter of kind 'medusa': want 'eagle'",
+    ),
+    "a mask of another depth": (("model.slim_mask=results/masks/embedded_skip30.json",), r"30.*layers|layers.*30"),
+    "kept layers that are not there": (("method=[via_sd]", "slim.mask=[0,99]"), r"distinct integers from 0 to 5"),
+    "masks in the wrong order": (
+        ("method=[via_sd]", "slim=several", "slim.masks=[[0,1,2,5],[0,5]]"),
+        r"by decreasing skip ratio",
+    ),
+    "several where one is wanted": (
+        ("method=[hierarchical]", "slim=several", "slim.masks=[[0,5],[0,1,5]]"),
+        r"hierarchical takes one slim verifier",
+    ),
+    "no probabilities": (("method=[bild]", "drafter=prompt_lookup"), r"bild needs the drafter's probabilities"),
+    "sampling": (("method=[bild]", "drafter=self_skip", "temperature=1.0"), r"bild decodes greedily alone"),
+    "an oracle that samples": (("method=[via_sd]", "gate=oracle", "temperature=1.0"), r"gate=oracle is for greedy"),
+    "a reviewer that is no model": (("method=[cascade_sd]", "drafter=retrieval"), r"cascade_sd: the drafter reviews"),
+    "too many layers": (("drafter=early_exit", "drafter.layers=7"), r"early_exit: layers=7: want 1 to 6"),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_what_a_run_would_refuse_is_refused_before_it(conf: None, case: str) -> None:
+    overrides, message = MISMATCHES[case]
+    found = missing_of(resolved(*overrides))
+    assert found and any(re.search(message, line) for line in found), found
+
+
+def test_a_checkpoint_is_rehearsed_without_its_weights(
+    conf: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its refusals are those of the run, which loads it."""
+    folder, other = write_checkpoint(tmp_path / "full"), write_checkpoint(tmp_path / "small")
+    asked = ("model=embedded", f"model.full={folder}", "model.slim_mask=[0]", "model.dtype=float32")
+    slim = ("method=[via_sd]", "slim=checkpoint", f"slim.path={other}")
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: pytest.fail(f"read {name}"))
+    assert missing_of(resolved(*asked, *slim, "drafter=small_lm", f"drafter.path={other}")) == []
+    (line,) = missing_of(resolved(*asked, "model.slim_mask=[0,7]", "drafter=prompt_lookup", "method=[via_sd]"))
+    assert "kept layers [0, 7] must be distinct integers" in line
+    tokens = json.loads((other / "tokenizer.json").read_text())
+    tokens["model"]["vocab"]["zzz"] = tokens["model"]["vocab"].popitem()[1]
+    (other / "tokenizer.json").write_text(json.dumps(tokens))
+    load_small.cache_clear()
+    (line,) = missing_of(resolved(*asked, *slim, "drafter=prompt_lookup"))
+    assert "has another tokenizer than" in line

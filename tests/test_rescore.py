@@ -14,21 +14,27 @@ from harness import rescore
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, Method, StopRule
 from harness.decode.gate import Strictness
+from harness.decode.hierarchical import Hierarchical
+from harness.decode.slim import masked
 from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
-from harness.drafters.base import Draft, TierDrafter
+from harness.drafters.base import Draft
+from harness.drafters.graft import Graft
+from harness.drafters.heads import Features
+from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
 from harness.jobs import bench as bench_module
 from harness.jobs.bench import bench
 from harness.model.load import Model
-from harness.model.tiers import Tier, Tiers
+from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
 from harness.records import FidelityRecord, Generation
 from harness.rescore import committed_lengths, draft_scores, fidelity_records, full_scores, kept_drafts
 from harness.sampling import Chooser, RandomChooser, Sampling
 from harness.store import read
 from tests import runs
-from tests.arms import DRAFTERS, METHODS, PROMPT, model_of, tiers_with
+from tests.arms import DRAFTERS, METHODS, NESTED, PROMPT, model_of, tiers_with
+from tests.heads import head_drafter
 from tests.rows import sample
 from tests.runs import ORACLE, run_bench
 from tests.toys import CPU, perturbed, small_lm
@@ -36,72 +42,180 @@ from tests.toys import CPU, perturbed, small_lm
 COUNT = 40
 
 
-def decoded(method: Method, seed: int = 0) -> Generation:
+def decoded(method: Method, seed: int = 0, prompt: Sequence[int] = PROMPT) -> Generation:
     decoder = Decoder(method)
-    decoder.prefill(PROMPT)
+    decoder.prefill(prompt)
     return decoder.decode(StopRule(COUNT), RandomChooser(seed, CPU))
 
 
 def made(name: str, drafter: str, model: Model, temperature: float = 0.0, block: int | None = None) -> Method:
     script = decoded(Autoregressive(tiers_with(model, None, False), Sampling()))
     near = small_lm(perturbed(model.transformer, 0, 0.1))
-    factory = near if drafter == "small_lm" else DRAFTERS[drafter](model, (*PROMPT, *script.token_ids))
-    return METHODS[name](tiers_with(model, block, False), model, factory, Sampling(temperature))
+    if drafter in HEADS:
+        factory = head_drafter(drafter)
+    else:
+        factory = near if drafter == "small_lm" else DRAFTERS[drafter](model, (*PROMPT, *script.token_ids))
+    return (METHODS | NESTED)[name](tiers_with(model, block, False), model, factory, Sampling(temperature))
 
 
 class Noted:
-    """Notes every draft of a drafter with what it was drawn from."""
+    """Notes what each token was drafted with, by its position in the text, as drafting goes on; the last word counts.
 
-    def __init__(self, drafter: TierDrafter) -> None:
-        self.drafter = drafter
-        self.logs: list[list[float]] = []
+    ``drafter`` may be made of others, which are listened to as well: a greedy block of mixed makers keeps no logits.
+    """
 
-    def __call__(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft:
-        found = self.inner(tokens, count, chooser)
-        if not len(found):
-            return found
-        chosen = found.distributions().gather(-1, found.tokens[:, None])[:, 0]
-        self.logs.append(chosen.log().tolist())
-        return found
+    def __init__(self, drafter: Any) -> None:
+        members = [member for member, _ in getattr(drafter, "members", ())]
+        self.heard = [
+            *[(member, "extend") for member in members],
+            *[(inner, "draft") for inner in [getattr(drafter, "inner", None)] if isinstance(drafter, Graft)],
+            (drafter, "draft"),
+        ]
+        self.logs: dict[int, float] = {}
+
+    def note(self, tokens: Sequence[int], draft: Draft) -> None:
+        table = draft.probs is None and draft.logits is None
+        if len(draft) and not table:
+            chosen = draft.distributions().gather(-1, draft.tokens[:, None])[:, 0]
+            self.logs |= enumerate(chosen.log().tolist(), len(tokens))
+        looked_up = len(draft) if table and len(self.heard) == 1 else draft.looked_up
+        end = len(tokens) + len(draft)
+        self.logs |= dict.fromkeys(range(end - looked_up, end), 0.0)
 
     def __enter__(self) -> "Noted":
-        self.inner = self.drafter.draft
-        self.drafter.draft = self  # type: ignore[method-assign]
+        def noting(inner: Any) -> Any:
+            def call(tokens: Sequence[int], count: int, chooser: Chooser) -> Any:
+                found = inner(tokens, count, chooser)
+                self.note(tokens, found[0] if isinstance(found, tuple) else found)
+                return found
+
+            return call
+
+        self.patches = [patch.object(one, name, noting(getattr(one, name))) for one, name in self.heard]
+        for one in self.patches:
+            one.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.drafter.draft = self.inner  # type: ignore[method-assign]
+        for one in self.patches:
+            one.stop()
 
 
-def noted_and_again(name: str, drafter: str, temperature: float, block: int | None) -> tuple[list[float], list[float]]:
-    """Log-probabilities of the accepted drafts, as they were drafted and as they are scored again."""
-    method = made(name, drafter, model_of(3, torch.float64), temperature, block)
-    source: TierDrafter = method.drafter  # type: ignore[attr-defined]
-    with Noted(source) as notes:
+def noted_and_again(
+    method: Method, temperature: float, before: Sequence[int] = (9, 8, 7, 6, 5, 4, 3)
+) -> tuple[list[float], list[float], Generation]:
+    """Log-probabilities of the accepted drafts, as they were drafted and as they are scored again.
+
+    Another prompt, ``before``, is decoded first and again in between: nothing of it may be left.
+    """
+    drafter: Any = method.drafter  # type: ignore[attr-defined]
+    decoded(method, prompt=before)
+    with Noted(drafter) as notes:
         generation = decoded(method)
-    drafting = [one for one in generation.blocks if one.drafted]
-    expected = [value for one, log in zip(drafting, notes.logs, strict=True) for value in log[: one.kept]]
-    full_scores(method.tiers, PROMPT, generation.token_ids, temperature)
-    return expected, draft_scores(method.tiers, source.tier, PROMPT, generation, temperature)
+    expected = [notes.logs[len(PROMPT) + place] for place in kept_drafts(generation)]
+    decoded(method, prompt=before)
+    (record,) = fidelity_records(
+        {"arm": method}, PROMPT, [replace(sample(tokens=1, arm="arm"), generation=generation)], temperature
+    )
+    assert record.overshoot is not None
+    method.tiers.rollback(0)
+    _, full = full_scores(method.tiers, PROMPT, generation.token_ids, temperature)
+    again = [mine + full[at] for mine, at in zip(record.overshoot, kept_drafts(generation), strict=True)]
+    return expected, again, generation
+
+
+MODELS = ("self_skip", "early_exit", "self_slim", "small_lm")
+HEADS = ("eagle", "fused", "mtp", "medusa")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("drafter", ["self_skip", "early_exit", "small_lm"])
+@pytest.mark.parametrize("drafter", [*MODELS, *HEADS, "prompt_lookup", "retrieval", "graft"])
 @pytest.mark.parametrize("name", ["speculative", "via_sd"])
 def test_draft_probabilities_are_those_that_were_drafted_with(name: str, drafter: str, temperature: float) -> None:
-    expected, again = noted_and_again(name, drafter, temperature, None)
-    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    method = made(name, drafter, model_of(3, torch.float64), temperature)
+    expected, again, _ = noted_and_again(method, temperature)
+    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    assert (max(expected) == min(expected) == 0) == (drafter in ("prompt_lookup", "retrieval"))
 
 
 def test_they_are_in_one_shape_for_all_forwards_too() -> None:
-    expected, again = noted_and_again("via_sd", "self_skip", 0.0, 6)
+    expected, again, _ = noted_and_again(made("via_sd", "self_skip", model_of(3, torch.float64), 0.0, 6), 0.0)
     assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("cache", ["shared", "own"])
+@pytest.mark.parametrize("source", ["slim", "catch_up"])
+def test_a_head_reads_again_what_it_read(kind: str, cache: str, source: str) -> None:
+    model = model_of(3, torch.float64)
+    method = ViaSD(
+        tiers_with(model, None, False),
+        Sampling(),
+        model,
+        5,
+        head_drafter(kind, 0, source),
+        Strictness(),
+        slim=partial(masked, cache=cache),
+    )
+    expected, again, generation = noted_and_again(method, 0.0)
+    assert any(not block.full_forwards for block in generation.blocks) == (source == "slim")
+    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+
+
+def test_a_head_of_slim_features_is_not_one_of_the_full_verifiers() -> None:
+    """The wrong neighbour: the full verifier's hidden states at all positions, which are there afterwards."""
+    method = made("via_sd", "eagle", model_of(3, torch.float64))
+    with (
+        patch.object(Features, "rows", lambda self, begin, end: self.full.features[begin:end]),
+        pytest.raises(AssertionError),
+    ):
+        full_features = made("via_sd", "eagle", model_of(3, torch.float64))
+        expected, _, generation = noted_and_again(method, 0.0)
+        again = draft_scores(full_features.tiers, full_features.drafter, PROMPT, generation, 0.0)  # type: ignore[attr-defined]
+        assert again == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("inner", ["small_lm", "eagle"])
+@pytest.mark.parametrize("own_output", ["prompt", "run"])
+def test_a_grafted_block_is_scored_by_who_made_each_token(inner: str, own_output: str, temperature: float) -> None:
+    model = model_of(3, torch.float64)
+    near = head_drafter("eagle") if inner == "eagle" else small_lm(perturbed(model.transformer, 0, 0.1))
+    drafter = partial(Graft, inner=near, retrieval=partial(Retrieval, own_output=own_output), threshold=0.5)
+    method = METHODS["via_sd"](tiers_with(model, None, False), model, drafter, Sampling(temperature))
+    expected, again, generation = noted_and_again(method, temperature, before=(*PROMPT, 9, 8))
+    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    assert any(block.looked_up for block in generation.blocks) and 0 in expected and min(expected) < -1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", ["hierarchical", "cascade_sd"])
+@pytest.mark.parametrize("drafter", ["self_skip", "small_lm", "eagle", "prompt_lookup"])
+def test_a_reviewed_draft_is_the_reviewers(name: str, drafter: str, temperature: float) -> None:
+    method = made(name, drafter, model_of(3, torch.float64), temperature)
+    expected, again, _ = noted_and_again(method, temperature)
+    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["swift", "clasp"])
+def test_layers_that_change_leave_no_law(name: str) -> None:
+    found = records({"arm": made(name, "self_skip", model_of(3, torch.float64))})
+    assert found["arm"].overshoot is None and found["arm"].greedy == COUNT
+
+
+def test_a_review_over_entries_of_its_own_drafts_leaves_no_law() -> None:
+    model = model_of(3, torch.float64)
+    for source, known in (("slim", True), ("catch_up", False)):
+        method = Hierarchical(
+            tiers_with(model, None, False), Sampling(), model, 5, head_drafter("eagle", 0, source), slim_gamma=2
+        )
+        assert (records({"arm": method})["arm"].overshoot is not None) == known
 
 
 def test_what_was_committed_before_a_block_matters() -> None:
     """The wrong neighbour: a tail that starts at the prompt whatever the full verifier has processed since."""
     with patch.object(rescore, "committed_lengths", lambda prompt, blocks: [prompt - 1] * len(blocks)):
-        expected, again = noted_and_again("via_sd", "self_skip", 0.0, None)
+        expected, again, _ = noted_and_again(made("via_sd", "self_skip", model_of(3, torch.float64)), 0.0)
     assert max(abs(mine - theirs) for mine, theirs in zip(again, expected, strict=True)) > 1e-3
 
 
@@ -157,14 +271,14 @@ def test_each_arm_has_its_record_and_greedy_is_all_greedy() -> None:
     assert list(found) == list(methods)
     assert {found[arm].greedy for arm in ("autoregressive", "speculative", "lookup")} == {COUNT}
     assert found["via_sd"].greedy < COUNT == found["via_sd"].tokens
-    assert found["autoregressive"].overshoot is None and found["lookup"].overshoot is None
+    assert found["autoregressive"].overshoot is None
     generation = decoded(methods["via_sd"])
     assert len(found["via_sd"].overshoot or ()) == len(kept_drafts(generation)) > 5
     tiers = methods["via_sd"].tiers
     tiers.rollback(0)
     _, full = full_scores(tiers, PROMPT, generation.token_ids, 0.0)
-    tier: Tier = methods["via_sd"].drafter.tier  # type: ignore[attr-defined]
-    drafted = draft_scores(tiers, tier, PROMPT, generation, 0.0)
+    drafter = methods["via_sd"].drafter  # type: ignore[attr-defined]
+    drafted = draft_scores(tiers, drafter, PROMPT, generation, 0.0)
     expected = [mine - full[at] for mine, at in zip(drafted, kept_drafts(generation), strict=True)]
     assert found["via_sd"].overshoot == pytest.approx(expected) and found["via_sd"].nll == pytest.approx(-sum(full))
 

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from harness.audit.records import GROUPS, AuditedOutput, Share, natural, shares
+from harness.audit.records import GROUPS, SLIM, AuditedOutput, Share, natural, shares
 from harness.report.figures import MARKERS, STYLE
 
-PANELS = tuple(name for name in GROUPS if name not in ("all", "route"))
-"""Groups with a panel each; routes are told apart in the table."""
+PANELS = tuple(name for name in GROUPS if name not in ("all", "route", SLIM))
+"""Groups with a panel each; routes and slim verifiers are told apart in the table."""
 
 
 def audit_figure(outputs: Sequence[AuditedOutput]) -> Figure:

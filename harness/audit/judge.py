@@ -9,17 +9,18 @@ A token is wrong when the full verifier, the text before it given, would not hav
   it with probability min(1, q/q').
 
 Text is given, so a wrong token does not make those behind it wrong. Nothing of the run is needed but tokens and traces.
-Not covered: methods with several slim verifiers, and the bonus tokens of ``bonus=slim``.
+Of several slim verifiers the one that decided a token is asked about it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from harness.audit.records import AuditedOutput, SlimToken
+from harness.audit.records import AuditedOutput, Decision, SlimToken
 from harness.divergence import NOISE
 from harness.model.tiers import Tier, Tiers
 from harness.model.tokenizer import Tokenizer
@@ -49,16 +50,29 @@ class SlimView(NamedTuple):
     law: float
 
 
-def decided(block: BlockTrace, writes: bool = True) -> Iterator[tuple[int, Route]]:
-    """Places in a block, from 0, of the emitted tokens that the slim verifier decided, with their routes.
-
-    ``writes``: it is the slim verifier that writes what is regenerated, as with ``ending=slim``.
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What the slim verifier writes itself: in place of a regenerated draft (``ending=slim``), behind a block that is
+    kept whole (``bonus=slim``).
     """
+
+    regenerated: bool = True
+    bonus: bool = False
+
+
+SLIM_ENDING = Writes()
+
+
+def decided(block: BlockTrace, writes: Writes = SLIM_ENDING) -> Iterator[tuple[int, Decision, int]]:
+    """Places in a block, from 0, of the emitted tokens that a slim verifier decided: how, and which one, from 0."""
     for place, route in enumerate(block.routes):
-        accepted = route is Route.ACCEPT and place < block.kept
-        written = writes and route is Route.REGENERATE and place == block.kept < block.emitted
-        if accepted or written:
-            yield place, route
+        who = block.deciders[place] if block.deciders else 0
+        if route is Route.ACCEPT and place < block.kept:
+            yield place, Decision.ACCEPT, who
+        if route is Route.REGENERATE and writes.regenerated and place == block.kept < block.emitted:
+            yield place, Decision.REGENERATE, who
+    if block.bonus and writes.bonus:
+        yield block.kept, Decision.BONUS, block.slim_forwards - 1 if block.deciders else 0
 
 
 def law_of(logits: Float[Tensor, "R V"], tokens: Sequence[int], sampling: Sampling) -> list[float]:
@@ -82,19 +96,26 @@ def full_views(tiers: Tiers, prompt: Sequence[int], output: Sequence[int], sampl
 
 
 def slim_views(
-    tiers: Tiers, slim: Tier, prompt: Sequence[int], generation: Generation, sampling: Sampling, writes: bool
+    tiers: Tiers,
+    slims: Sequence[Tier],
+    prompt: Sequence[int],
+    generation: Generation,
+    sampling: Sampling,
+    writes: Writes,
 ) -> dict[int, SlimView]:
-    """The slim verifier at the positions that it decided; the cache must hold prompt and output, and is used up."""
-    places = [[place for place, _ in decided(block, writes)] for block in generation.blocks]
-    counts = [max(mine, default=-1) + 1 for mine in places]
+    """Each slim verifier at the positions that it decided; the cache must hold prompt and output, and is used up."""
     found: dict[int, SlimView] = {}
-    for index, logits in block_logits(tiers, slim, prompt, generation, counts):
-        start = generation.blocks[index].start
-        tokens = generation.token_ids[start : start + counts[index]]
-        wide = logits.double()
-        confidence = (of_tokens(wide, tokens) - wide.amax(-1)).exp().tolist()
-        views = list(map(SlimView, confidence, law_of(logits, tokens, sampling)))
-        found |= {start + place: views[place] for place in places[index]}
+    for index, slim in enumerate(slims):
+        places = [[place for place, _, who in decided(block, writes) if who == index] for block in generation.blocks]
+        tiers.full.prefill((*prompt, *generation.token_ids[:-1]))  # what the one before has used up
+        counts = [max(mine, default=-1) + 1 for mine in places]
+        for number, logits in block_logits(tiers, slim, prompt, generation, counts):
+            start = generation.blocks[number].start
+            tokens = generation.token_ids[start : start + counts[number]]
+            wide = logits.double()
+            confidence = (of_tokens(wide, tokens) - wide.amax(-1)).exp().tolist()
+            views = list(map(SlimView, confidence, law_of(logits, tokens, sampling)))
+            found |= {start + place: views[place] for place in places[number]}
     return found
 
 
@@ -108,34 +129,31 @@ def judged(full: FullView, slim: SlimView, token: int, sampling: Sampling) -> tu
 
 def audited(
     tiers: Tiers,
-    slim: Tier,
+    slims: Sequence[Tier],
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     sample: SampleRecord,
     baseline: SampleRecord,
     sampling: Sampling,
-    writes: bool = True,
+    writes: Writes = SLIM_ENDING,
 ) -> AuditedOutput:
-    """One output of an arm beside the baseline's; two passes: the full verifier's, and the slim one's by block.
-
-    ``writes`` as in ``decided``.
-    """
+    """One output of an arm beside the baseline's: a pass of the full verifier, and each slim one's by block."""
     generation = sample.generation
     output = generation.token_ids
     full = full_views(tiers, prompt, output, sampling)
-    slims = slim_views(tiers, slim, prompt, generation, sampling, writes)
+    views = slim_views(tiers, slims, prompt, generation, sampling, writes)
     pieces = pieces_of(tokenizer, output)
     tokens = []
     for block in generation.blocks:
-        for place, route in decided(block, writes):
+        for place, route, who in decided(block, writes):
             at = block.start + place
-            wrong, near_tie = judged(full[at], slims[at], output[at], sampling)
+            wrong, near_tie = judged(full[at], views[at], output[at], sampling)
             tokens.append(
                 SlimToken(
                     position=at,
                     place=place + 1,
                     route=route,
-                    confidence=slims[at].confidence,
+                    confidence=views[at].confidence,
                     token=output[at],
                     text=pieces[at],
                     wanted=full[at].wanted,
@@ -143,6 +161,7 @@ def audited(
                     gap=full[at].distance / (sampling.temperature or 1.0),
                     wrong=wrong,
                     near_tie=near_tie,
+                    slim=who + 1,
                 )
             )
     metric = next(iter(sample.scores), "none")

@@ -14,7 +14,7 @@ from harness.report.tables import DASH, markdown_table
 WORST = 20
 """Prompts in the Markdown and on the page; the CSV has all."""
 
-TOKEN_COLUMNS = ("task", "arm", "example_id", *(known.name for known in fields(SlimToken)))
+TOKEN_COLUMNS = ("task", "arm", "example_id", *(known.name for known in fields(SlimToken)), "effect")
 
 
 def text_of(value: float | None, digits: int) -> str:
@@ -29,7 +29,11 @@ def quoted(text: str) -> str:
 def token_frame(outputs: Sequence[AuditedOutput]) -> pd.DataFrame:
     """Every wrong token and every near-tie of a token, in full precision."""
     found = [
-        {"task": output.task, "arm": output.arm, "example_id": output.example_id, **asdict(token)}
+        {
+            **{"task": output.task, "arm": output.arm, "example_id": output.example_id},
+            **asdict(token),
+            "effect": output.effects.get(token.position),
+        }
         for output in outputs
         for token in output.tokens
         if token.wrong or token.near_tie
@@ -81,6 +85,9 @@ def worst_frame(outputs: Sequence[AuditedOutput]) -> pd.DataFrame:
                 "wrong tokens": str(len(output.wrong)),
                 "first at": str(output.wrong[0].position + 1),
                 "score": f"{output.metric} {text_of(output.score, 1)} ({text_of(output.baseline_score, 1)})",
+                "full goes on at the first": text_of(
+                    output.continuations[0].score if output.continuations else None, 1
+                ),
                 "worst token": quoted(worst.text),
                 "full verifier": quoted(worst.wanted_text),
                 "gap (nats)": text_of(worst.gap, 2),
@@ -112,9 +119,12 @@ def explanation(run: RunRecord) -> str:
     )
     return (
         "A token that the slim verifier decided (an accepted draft, or one it wrote) is wrong when, the text before it "
-        f"given, {rule}. Gap: log-probability of the full verifier's likeliest token minus that of the token, nats. A "
-        "prompt has one score, so a score change belongs to all its wrong tokens together; brackets: the baseline's. "
-        "Confidence: probability / largest probability under the slim verifier, of the token in the output."
+        f"given, {rule}. Gap: log-probability of the full verifier's likeliest token minus that of the token, nats. "
+        "Score change: minus the baseline's, whose score stands in brackets. Effect of a wrong token: what the score "
+        "is when the full verifier goes on, greedily, behind it minus what it is when it goes on in its place; behind "
+        "it means from the next wrong token on, and the last effect measured is that of all that follows too. Effects "
+        "are measured for the worst prompts alone. Confidence: probability / largest probability under the slim "
+        "verifier, of the token in the output."
     )
 
 

@@ -18,7 +18,8 @@ from harness.sampling import Chooser, Law, Sampling
 class Block:
     """What one step decided: ``kept`` drafts and at most one more token, before the stop rule.
 
-    ``asked``, ``drafted`` and ``routes`` as in ``BlockTrace``; ``bonus`` is True when the last token is one.
+    ``asked``, ``drafted``, ``routes``, ``looked_up`` and ``deciders`` as in ``BlockTrace``; ``bonus`` is True when the
+    last token is one.
     """
 
     tokens: tuple[int, ...]
@@ -27,6 +28,8 @@ class Block:
     routes: tuple[Route, ...] = ()
     kept: int = 0
     bonus: bool = False
+    looked_up: int = 0
+    deciders: tuple[int, ...] = ()
 
 
 @runtime_checkable
@@ -163,6 +166,8 @@ def clipped(block: Block, start: int, emitted: int, draft: int, slim: int, full:
         draft_forwards=draft,
         slim_forwards=slim,
         full_forwards=full,
+        looked_up=block.looked_up,
+        deciders=block.deciders[:emitted],
     )
 
 

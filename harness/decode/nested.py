@@ -18,6 +18,7 @@ from harness.decode.rule import drawn_from
 from harness.drafters.base import Draft, Drafter, Remembering
 from harness.model.tiers import Tier, Tiers
 from harness.model.transfer import to_host
+from harness.records import BlockTrace
 from harness.sampling import Chooser, Dense, Law, Sampling
 
 
@@ -27,6 +28,9 @@ class Extending(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def tier(self) -> Tier: ...
 
     def extend(self, tokens: Sequence[int], count: int, chooser: Chooser) -> tuple[Draft, list[int]]:
         """A block of up to ``count`` tokens, and the same tokens on the host."""
@@ -143,6 +147,11 @@ class InTurn:
         if room := min(self.last_count, len(tokens) + count - len(text)):
             drafts.append(self.last.draft(text, room, chooser))
         return chained(drafts, self.device)
+
+    def origins(self, block: BlockTrace) -> list[Tier | None]:
+        """Each member fills its share, whatever it reviews."""
+        made: list[Tier | None] = [member.tier for member, share in self.members for _ in range(share)]
+        return (made + [None] * block.drafted)[: block.drafted]
 
     def finish(self, text: Sequence[int]) -> None:
         if isinstance(self.last, Remembering):

@@ -77,6 +77,7 @@ class Speculative:
             routes=(Route.ESCALATE,) * min(kept + 1, drafted),
             kept=kept,
             bonus=kept == drafted,
+            looked_up=draft.looked_up,
         )
 
     def finish(self, text: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import islice
 
 import torch
 from jaxtyping import Float, Int
@@ -131,12 +132,14 @@ class ViaSD:
             return plain_step(self.tiers.full, self.sampling, tokens, asked, chooser)
         gate = self.gate_of(tokens)
         verdict = None
+        heard: list[list[int]] = []  # the codes after each slim verifier
         for slim in self.slims:
             logits = forward_over(slim, tokens, draft, self.rules.bonus == "slim")
             routed = gate(self.read_by_gate(logits[:drafted]), draft.tokens)
             verdict = self.heard(verdict, routed, logits)
             *read, kept, last = to_host(draft.tokens, verdict.codes, verdict.stop, self.closing_word(verdict, chooser))
             drafts, known = read[:drafted], read[drafted:]
+            heard.append(known)
             end = known[kept] if kept < drafted else ACCEPT
             if end != ESCALATE:
                 break
@@ -155,6 +158,8 @@ class ViaSD:
             routes=routes_of(known[: kept + 1]),
             kept=kept,
             bonus=bonus and kept == drafted,
+            looked_up=draft.looked_up,
+            deciders=deciders(heard, kept + 1) if len(self.slims) > 1 else (),
         )
 
     def finish(self, text: Sequence[int]) -> None:
@@ -219,6 +224,18 @@ class ViaSD:
     def read_by_gate(self, slim_logits: Float[Tensor, "G V"]) -> Float[Tensor, "G V"]:
         """The scores that the gate sees: logits, or logarithms of what is sampled from."""
         return self.sampling.warp(slim_logits).log() if self.gate_probs == "warped" else slim_logits
+
+
+def deciders(heard: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
+    """Of the first ``count`` drafts, which slim verifier was the first not to escalate each; the last where all did.
+
+    ``heard`` are the codes after each of them that ran.
+    """
+    last = len(heard) - 1
+    return tuple(
+        next((index for index, code in enumerate(codes) if code != ESCALATE), last)
+        for codes in islice(zip(*heard, strict=True), count)
+    )
 
 
 def forward_over(tier: Tier, tokens: Sequence[int], draft: Draft, with_bonus: bool) -> Float[Tensor, "R V"]:

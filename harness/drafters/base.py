@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.errors import UserError
 from harness.model.tiers import Tier
+from harness.records import BlockTrace
 from harness.sampling import Chooser, Sampling, top, widen
 
 
@@ -19,12 +20,13 @@ class Draft:
 
     ``probs`` holds the very distributions its tokens were drawn from; None when each token was certain
     (greedy drafting, table look-up), which is the one-hot distribution on it. ``logits`` are those a greedy draft is
-    the largest of, None where there were none.
+    the largest of, None where there were none. ``looked_up`` of its last tokens are from a table, behind a model's.
     """
 
     tokens: Int[Tensor, "G"]
     probs: Float[Tensor, "G V"] | None = None
     logits: Float[Tensor, "G V"] | None = None
+    looked_up: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,7 +41,7 @@ class Draft:
     def first(self, count: int) -> "Draft":
         """The leading ``count`` tokens."""
         probs, logits = (None if table is None else table[:count] for table in (self.probs, self.logits))
-        return Draft(self.tokens[:count], probs, logits)
+        return Draft(self.tokens[:count], probs, logits, max(0, self.looked_up - max(0, len(self) - count)))
 
 
 @runtime_checkable
@@ -60,6 +62,15 @@ class Drafter(Protocol):
     def has_probs(self) -> bool: ...
 
     def draft(self, tokens: Sequence[int], count: int, chooser: Chooser) -> Draft: ...
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """A drafter made of others."""
+
+    def origins(self, block: BlockTrace) -> Sequence[Tier | None]:
+        """The tier whose law each draft of ``block`` is from, in order; None where it is from a table."""
+        ...
 
 
 @runtime_checkable

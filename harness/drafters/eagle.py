@@ -184,7 +184,7 @@ def eagle_head(
     if HEAD in tensors:
         tokens = torch.arange(len(tensors[HEAD])) if head_tokens is None else head_tokens
         known = tokens < len(verifier.weights.head)  # of padding the verifier's head has no rows
-        rows = pack(placed(HEAD)[known.to(device)])
+        rows = pack(tensors[HEAD][known.to(tensors[HEAD].device)].to(device, dtype))
         weights = replace(
             weights, head=rows, head_tokens=tokens[known].to(device), vocabulary=len(verifier.weights.head)
         )

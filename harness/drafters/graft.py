@@ -8,8 +8,9 @@ from harness.drafters.base import Draft, Drafter, check_probs, joined, pieces
 from harness.drafters.retrieval import Retrieval
 from harness.errors import UserError
 from harness.model.load import Model
-from harness.model.tiers import Tiers
+from harness.model.tiers import Tier, Tiers
 from harness.model.transfer import to_device, to_host
+from harness.records import BlockTrace
 from harness.sampling import Chooser, Sampling
 
 
@@ -69,6 +70,9 @@ class Graft:
         if self.tier is not None:
             self.tier.cache.rollback(length)
 
+    def origins(self, block: BlockTrace) -> list[Tier | None]:
+        return [self.tier] * (block.drafted - block.looked_up) + [None] * block.looked_up
+
     def finish(self, text: Sequence[int]) -> None:
         self.retrieval.finish(text)
 
@@ -80,4 +84,4 @@ def grafted(kept: Draft, found: Sequence[int]) -> Draft:
     if probs is not None:
         certain = probs.new_zeros(len(tokens), probs.shape[-1]).scatter_(-1, tokens[:, None], 1.0)
         probs = torch.cat((probs, certain))
-    return Draft(torch.cat((kept.tokens, tokens)), probs)
+    return Draft(torch.cat((kept.tokens, tokens)), probs, looked_up=len(tokens))

@@ -18,6 +18,9 @@ from harness.model.transformer import LayerWeights, Transformer, Weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
+META = torch.device("meta")
+"""Where tensors have a shape and no memory: a model there can be counted and built upon, and never run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -108,16 +111,30 @@ def read_spec(folder: Path) -> ModelSpec:
 def load_transformer(folder: Path, dtype: str, device: str | Sequence[str] = "auto") -> Transformer:
     """Read ``config.json`` and the safetensors of ``folder``, each tensor straight into its place.
 
-    ``device`` is one, or several over which the layers are spread evenly.
+    ``device`` is one, or several over which the layers are spread evenly; on ``meta`` the headers alone are read.
 
     Raises:
         UserError: a missing file, a missing, extra or misshapen weight, an unknown dtype or device.
     """
     kind = known_dtype(dtype)
-    places = resolve_devices(device)
+    places = [META] if device == META.type else resolve_devices(device)
     spec = read_spec(folder)
     with Checkpoint(folder) as checkpoint:
         return Transformer(spec, WeightReader(spec, checkpoint, kind).read(places))
+
+
+def bare_transformer(spec: ModelSpec, dtype: torch.dtype) -> Transformer:
+    """A model of this shape without weights, on the meta device."""
+    table = torch.empty((spec.vocab_size, spec.hidden_size), dtype=dtype, device=META)
+
+    def layer(index: int) -> LayerWeights:
+        shapes = dict(part for stack in matrices(spec, index).values() for part in stack)
+        shapes |= dict(norms(spec, index).values())
+        return layer_weights(spec, index, lambda name: torch.empty(shapes[name], device=META), dtype, META)
+
+    layers = tuple(map(layer, range(spec.layers)))
+    head = table if spec.tied_head else torch.empty_like(table)
+    return Transformer(spec, Weights(table, layers, torch.empty(spec.hidden_size, dtype=dtype, device=META), head))
 
 
 Shape = tuple[int, ...]
@@ -204,7 +221,12 @@ class WeightReader:
             raise UserError(f"{folder}: {len(extra)} weights have no place in this architecture, first {extra[0]!r}.")
 
     def read(self, places: Sequence[torch.device]) -> Weights:
-        """All weights: embedding on the first place, layers spread evenly in order, norm and head on the last."""
+        """All weights: embedding on the first place, layers spread evenly in order, norm and head on the last.
+
+        On the meta device there is nothing to read.
+        """
+        if places[0] == META:
+            return bare_transformer(self.spec, self.dtype).weights
         spec = self.spec
         owners = spread(spec.layers, places)
         embed = self.fill([(EMBED, (spec.vocab_size, spec.hidden_size))], places[0])
