@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.drafters.small_lm import beside
-from harness.drafters.weights import drafter_folder
+from harness.drafters.weights import drafter_folder, folder_name
 from harness.errors import UserError, unknown
 from harness.model.load import Model
 from harness.model.slim import Mask, evenly_spaced, first_layers, random_layers, random_sublayers, read_mask
@@ -127,7 +127,8 @@ def checkpoint(tiers: Tiers, model: Model, path: str, dtype: str | None = None) 
     folder = drafter_folder(path, "slim.path")
     other = beside(model, folder, dtype or str(model.transformer.dtype).removeprefix("torch."), "slim verifier")
     tier = tiers.independent("slim", other)
-    return Slim(tier, f"checkpoint {folder.name}", f"all {other.spec.layers} of {folder.name}", "own")
+    name = folder_name(folder)
+    return Slim(tier, f"checkpoint {name}", f"all {other.spec.layers} of {name}", "own")
 
 
 def only(made: Slim | Sequence[Slim], method: str) -> Slim:
