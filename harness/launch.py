@@ -7,8 +7,10 @@ from itertools import product
 from typing import Any
 
 from hydra import compose
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config import check_calls, checked_plain
@@ -27,23 +29,27 @@ def ready(cfg: DictConfig) -> bool:
         UserError: what is wrong with the config, or what is missing.
     """
     raw, resolved = checked_plain(cfg)
-    if resolved["job"]["_target_"] not in (BENCH, SEARCH) or (
-        resolved["job"]["_target_"] == SEARCH and not resolved["dry_run"]
-    ):
-        if resolved["dry_run"]:
-            raise UserError("dry_run=true is for job=bench and job=search: leave it out, or choose one of them.")
+    job, dry = resolved["job"]["_target_"], resolved["dry_run"]
+    if dry and job not in (BENCH, SEARCH):
+        raise UserError("dry_run=true is for job=bench and job=search: leave it out, or choose one of them.")
+    if job != BENCH and not dry:
         check_calls(raw, resolved)
         return True
     if missing := missing_packages(resolved):
         raise listed(missing)
     check_calls(raw, resolved)
-    if resolved["dry_run"]:
-        from harness.plan import print_plan
+    if dry:
+        if not in_sweep():  # of a sweep all plans have been printed together
+            from harness.plan import print_plan
 
-        print_plan(resolved)
+            print_plan(resolved)
         return False
     require([resolved])
     return True
+
+
+def in_sweep() -> bool:
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 class PreflightOfSweep(Callback):
@@ -56,18 +62,20 @@ class PreflightOfSweep(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Hydra turns exceptions of callbacks into warnings; the SystemExit of one_line_errors passes.
         with one_line_errors():
-            cells = [plain_cell(overrides) for overrides in runs_of(swept(config))]
+            runs = runs_of(swept(config))
+            cells = [plain_cell(overrides) for overrides in runs]
             require([cell for cell in cells if cell["job"]["_target_"] == BENCH and not cell["dry_run"]])
             if cells and all(cell["dry_run"] for cell in cells):
                 from harness.plan import print_plans
 
-                print_plans(cells)
+                print_plans(cells, [" ".join(overrides) for overrides in runs])
 
 
 def swept(config: DictConfig) -> list[str]:
     """The overrides of a sweep: those of ``hydra.sweeper.params``, then the command line's."""
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    return [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    given = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # references are of the run's config
+    return [*(f"{key}={value}" for key, value in params.items()), *(str(item) for item in given)]
 
 
 def runs_of(overrides: list[str]) -> list[list[str]]:

@@ -160,6 +160,7 @@ def missing_masks(config: Config) -> Iterator[str]:
     """Mask files of the slim verifier and of drafters."""
     full = config["model"].get("full")
     search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
+    named = set()
     for _, node in nodes({"model": config["model"], "methods": config["methods"]}):
         group = "slim" if target(node).startswith("harness.decode.slim.") else "drafter"
         instead = {
@@ -170,7 +171,8 @@ def missing_masks(config: Config) -> Iterator[str]:
         for name, other in instead.items():
             given = node.get(name)
             for mask in given if name == "masks" and isinstance(given, list) else [given]:
-                if isinstance(mask, str) and not found_file(mask):
+                if isinstance(mask, str) and mask not in named and not found_file(mask):
+                    named.add(mask)
                     command = f"{search}{named_search(mask)}"
                     yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{command}`."
 
@@ -180,7 +182,11 @@ def named_search(mask: str) -> str:
     found = re.search(r"_skip(\d+)(_sublayers)?(_own)?\.json$", mask)
     if not found:
         return ""
-    parts = (f" job.skip_ratio={int(found[1]) / 100:g}", found[2] and " job.units=sublayers", found[3] and " job.cache=own")
+    parts = (
+        f" job.skip_ratio={int(found[1]) / 100:g}",
+        found[2] and " job.units=sublayers",
+        found[3] and " job.cache=own",
+    )
     return "".join(filter(None, parts))
 
 

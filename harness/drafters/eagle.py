@@ -14,7 +14,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.drafters.heads import Entries, HeadDrafter, HeadTier
-from harness.drafters.weights import CARD, check_head_tokens, drafter_folder, folder_name, load_drafter, load_public, own_spec
+from harness.drafters.weights import (
+    CARD,
+    check_head_tokens,
+    drafter_folder,
+    folder_name,
+    load_drafter,
+    load_public,
+    own_spec,
+)
 from harness.errors import UserError
 from harness.model.linear import linear, pack
 from harness.model.load import Model, Shape, layer_weights, matrices, norms

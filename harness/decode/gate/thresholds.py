@@ -25,7 +25,8 @@ class Thresholds:
         if Route.REGENERATE not in self.reachable and not allow_unreachable:
             raise UserError(
                 f"gate {name}: no token can be regenerated, since it escalates below {keep_at:g} and accepts from "
-                f"{self.accept_at:g} of the largest probability; change alpha1 and alpha2, or set gate.allow_unreachable=true."
+                f"{self.accept_at:g} of the largest probability; change alpha1 and alpha2, or set "
+                "gate.allow_unreachable=true."
             )
 
     @property
