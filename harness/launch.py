@@ -65,10 +65,12 @@ class PreflightOfSweep(Callback):
             runs = runs_of(swept(config))
             cells = [plain_cell(overrides) for overrides in runs]
             require([cell for cell in cells if cell["job"]["_target_"] == BENCH and not cell["dry_run"]])
-            if cells and all(cell["dry_run"] for cell in cells):
+            if missing := [line for cell in cells if cell["dry_run"] for line in missing_packages(cell)]:
+                raise listed(list(dict.fromkeys(missing)))
+            if dry := [index for index, cell in enumerate(cells) if cell["dry_run"]]:
                 from harness.plan import print_plans
 
-                print_plans(cells, [" ".join(overrides) for overrides in runs])
+                print_plans([cells[index] for index in dry], [" ".join(runs[index]) for index in dry])
 
 
 def swept(config: DictConfig) -> list[str]:

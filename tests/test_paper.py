@@ -122,6 +122,12 @@ def test_an_arm_that_cannot_be_run_is_taken_out_and_keeps_its_reason(conf: None)
     assert resolved("table5")["methods"]["via_sd_independent"]["slim"]["path"] == "google/gemma-2-9b"
 
 
+def test_a_reason_can_be_taken_back(conf: None) -> None:
+    given = ("+method@methods.bild=bild", "temperature=0")
+    assert "bild" not in resolved("table9", *given)["methods"]
+    assert "bild" in resolved("table9", *given, "not_run.bild=null")["methods"]
+
+
 def test_the_last_override_of_a_key_counts_and_params_come_first() -> None:
     assert runs_of(["model=a,b", "gamma=1,2", "model=c"]) == [["model=c", "gamma=1"], ["model=c", "gamma=2"]]
     assert runs_of(["model=a", "model=b,c"]) == [["model=b"], ["model=c"]]
