@@ -4,7 +4,7 @@ A sweep (``-m``) is checked whole before its first run: Hydra composes each run 
 """
 
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
@@ -77,7 +77,7 @@ def swept(config: DictConfig) -> list[str]:
     """The overrides of a sweep: those of ``hydra.sweeper.params``, then the command line's."""
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     given = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # references are of the run's config
-    return [*(f"{key}={value}" for key, value in params.items()), *(str(item) for item in given)]
+    return [*(f"{key}={value}" for key, value in params.items()), *cast(list[str], given)]
 
 
 def runs_of(overrides: list[str]) -> list[list[str]]:

@@ -185,7 +185,7 @@ def test_a_drafter_may_come_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_pa
     snapshot.mkdir(parents=True)
     asked: list[tuple[str, str]] = []
 
-    def fetched(repo: str, revision: str, *patterns: Any) -> Path:
+    def fetched(repo: str, revision: str, *patterns: Any, key: str = "") -> Path:
         asked.append((repo, revision))
         return snapshot
 
@@ -243,8 +243,13 @@ def test_a_figure_of_the_paper_is_drawn_from_its_run(
     from harness.report import paper_figures
 
     made: list[Any] = []
-    keep = paper_figures.panels
-    monkeypatch.setattr(paper_figures, "panels", lambda *given: made.append(keep(*given)) or made[-1])
+    draw = paper_figures.panels
+
+    def kept(*given: Any) -> Any:
+        made.append(draw(*given))
+        return made[-1]
+
+    monkeypatch.setattr(paper_figures, "panels", kept)
     main(monkeypatch, f"+experiment=paper/{name}", *SMALL, "task=web_questions", f"results_dir={tmp_path}")
     assert {f"figures/{name}.pdf", f"figures/{name}.png"} <= set(files(tmp_path))
     (figure,) = made

@@ -74,7 +74,7 @@ def test_masks_and_checkpoints_of_slim_verifiers_are_looked_for(conf: None) -> N
     (line,) = missing_of(resolved("method=[via_sd]", "slim=several", "slim.masks=[no/mask.json,[0,1,5]]"))
     assert line.startswith("layer mask 'no/mask.json' does not exist")
     (line,) = missing_of(resolved("method=[via_sd]", "slim=checkpoint", "slim.path=no/where"))
-    assert line.startswith("slim.path='no/where' is not a folder")
+    assert line.startswith("slim.path='no/where' is no folder here, and the hub was not to be had")
 
 
 def test_missing_packages_come_first_with_their_command(conf: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.hub import problem
 from harness.model.checkpoint import HUB_ID, hub_folder, read_json, weight_files
 from harness.model.load import Model, Shape, layer_weights, matrices, norms
 from harness.model.made import sha256
@@ -168,16 +167,11 @@ def drafter_folder(path: str, key: str = "drafter.path") -> Path:
     for folder in (Path(path).expanduser(), CHECKOUT / path):
         if folder.is_dir():
             return folder
-    refused = f"{key}={path!r} is not a folder"
     repo, _, revision = path.partition("@")
     if not HUB_ID.fullmatch(repo):
-        raise UserError(f"{refused}; give one with {CONFIG} and *.safetensors.")
-    try:
-        folder = hub_folder(repo, revision or "main")
-        return hub_folder(repo, folder.name, tuple(weight_files(folder)))
-    except UserError as error:
-        why = f" ({reason})" if (reason := problem()) else ""
-        raise UserError(f"{refused}, and the hub did not give {repo}{why}; get it by `hf download {repo}`.") from error
+        raise UserError(f"{key}={path!r} is not a folder; give one with {CONFIG} and *.safetensors.")
+    folder = hub_folder(repo, revision or "main", key=key)
+    return hub_folder(repo, folder.name, tuple(weight_files(folder)), key)
 
 
 def folder_name(folder: Path) -> str:

@@ -7,6 +7,7 @@ they are of the same set, from ``results/paper/numbers.csv``.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib.style
@@ -16,12 +17,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.environment import CHECKOUT
 from harness.records import MetricRow
 from harness.report.figures import MARKERS, METRIC_LABELS, STYLE
 from harness.report.tables import Line, RunReport, lines
 
-NUMBERS = CHECKOUT / "results" / "paper" / "numbers.csv"
+NUMBERS = Path(__file__).resolve().parents[2] / "results" / "paper" / "numbers.csv"
 """The paper's numbers, each with its ``origin``: printed in a table, or read off a plot."""
 
 SETS = {
@@ -43,7 +43,7 @@ RELIANCE = {
 }
 """What reliance on the full verifier may mean: the paper's Fig. 6 does not say."""
 
-PAPER = {"color": "#777777", "linestyle": "", "marker": "x", "markersize": 4.5, "zorder": 1}
+PAPER: dict[str, Any] = {"color": "#777777", "linestyle": "", "marker": "x", "markersize": 4.5, "zorder": 1}
 BARS = "Bars: 95 % intervals over prompts."
 
 
@@ -220,19 +220,19 @@ def draw(axes: Axes, series: Series) -> Line2D:
     """One line with its intervals; the handle of the legend."""
     colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
     colour, marker = f"#{colours[series.look].lstrip('#')}", MARKERS[series.look]
-    known = [(x, row, hollow) for x, row, hollow in series.points if row.value is not None]
-    axes.plot([x for x, _, _ in known], [row.value for _, row, _ in known], color=colour, linewidth=1.1, zorder=3)
-    for x, row, hollow in known:
+    known = [(x, row.value, row, hollow) for x, row, hollow in series.points if row.value is not None]
+    axes.plot([x for x, *_ in known], [y for _, y, *_ in known], color=colour, linewidth=1.1, zorder=3)
+    for x, y, row, hollow in known:
         if row.low is not None and row.high is not None:
             axes.plot([x, x], [row.low, row.high], color=colour, linewidth=0.9, alpha=0.5, zorder=2)
         face = "white" if hollow else colour
-        axes.plot(x, row.value, color=colour, marker=marker, markersize=4.5, markerfacecolor=face, zorder=4)
+        axes.plot(x, y, color=colour, marker=marker, markersize=4.5, markerfacecolor=face, zorder=4)
     return Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=1.1, label=series.label)
 
 
 def two_tiers(axes: Axes, task_lines: Sequence[Line]) -> dict[str, Line2D]:
     """The arm ``speculative`` of the same run, as a level: what the slim tier has to beat."""
-    look = {"color": "#000000", "linewidth": 1.0, "linestyle": (0, (1, 1.5))}
+    look: dict[str, Any] = {"color": "#000000", "linewidth": 1.0, "linestyle": (0, (1, 1.5))}
     for line in task_lines:
         speed = line.metrics["speedup_decode"].value
         if line.arm.arm == "speculative" and speed is not None:

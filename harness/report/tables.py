@@ -198,7 +198,7 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
                 "baseline's output tokens": number(line.baseline.get("mean_output_tokens"), 1),
             }
         )
-    for name in [name for report in reports for name in report.not_run]:
+    for name in dict.fromkeys(name for report in reports for name in report.not_run):
         found.append(dict.fromkeys(found[0], DASH) | {"arm": name, "quality": "not run"})
     return pd.DataFrame(found)
 
@@ -441,7 +441,7 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         )
         shares = "/".join(line.value(name) for name in ROUTE_COLUMNS)
         rates.add_row(escape(line.arm.arm), *(line.value(name) for name in RATE_COLUMNS), shares)
-    for name in [name for report in reports for name in report.not_run]:
+    for name in dict.fromkeys(name for report in reports for name in report.not_run):
         for table in (results, rates):
             table.add_section()
             table.add_row(escape(name), *[DASH] * (len(table.columns) - 1))
