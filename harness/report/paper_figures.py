@@ -37,6 +37,7 @@ SETS = {
 SOURCES = {"dimr": "DIMR's mask", "even": "evenly spaced", "random": "random"}
 READINGS = ("strictness", "literal")
 RELIANCE = {
+    "escalate_share": "Examined drafts escalated",
     "reject_rate": "Examined drafts not kept",
     "full_rate": "Full passes per token",
     "block_full_rate": "Blocks with a full pass",
@@ -132,7 +133,7 @@ def skip_figure(report: RunReport) -> Figure:
 
 
 def reliance_figure(report: RunReport) -> Figure:
-    """Fig. 6: three rates that reliance on the full verifier may mean, over alpha2, one line a reading."""
+    """Fig. 6: the rates that reliance on the full verifier may mean, over alpha2, one line a reading."""
     alphas1, alphas2 = grid(report)
 
     def series(task_lines: Sequence[Line], metric: str) -> Iterator[Series]:
