@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.records import MetricRow
-from harness.report.figures import MARKERS, METRIC_LABELS, STYLE
+from harness.report.figures import MARKERS, METRIC_LABELS, STYLE, speed_quality_figure
 from harness.report.tables import Line, RunReport, lines
 
 NUMBERS = Path(__file__).resolve().parents[2] / "results" / "paper" / "numbers.csv"
@@ -58,12 +58,12 @@ class Series:
 
 
 def paper_figure(reports: Sequence[RunReport]) -> Figure | None:
-    """The figure of one run of such an experiment; None of any other run."""
+    """The figure of one run of such an experiment; speed beside quality where it sweeps nothing; None of other runs."""
     drawn = {"fig4": skip_figure, "fig6": reliance_figure, "fig7": thresholds_figure, "fig8": thresholds_figure}
     name = str(reports[0].settings.get("name"))
-    if len(reports) != 1 or name not in drawn or not has_points(reports[0]):
-        return None
-    return drawn[name](reports[0])
+    if len(reports) == 1 and name in drawn and has_points(reports[0]):
+        return drawn[name](reports[0])
+    return speed_quality_figure(reports) if re.fullmatch(r"(table|fig)\d+", name) else None
 
 
 def has_points(report: RunReport) -> bool:
