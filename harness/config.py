@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.errors import UserError, unknown
 
 SOURCES = ("auto", "local", "hub", "builtin")
 NUMERICS = ("fastest", "fixed_shape")
-GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "task", "log")
+GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "pair", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
@@ -64,9 +64,11 @@ class Settings(RunSettings):
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
+    note: str = setting("", "what every table of the run has to say beside its numbers")
     source: str = setting("auto", f"where rows come from: {', '.join(SOURCES)}")
     job: Any = None
     model: Any = None
+    pair: Any = None  # what stands beside the model of that name: drafters, masks
     drafter: Any = None  # of every method that names no other
     length: Any = None  # of drafted blocks
     gate: Any = None
@@ -74,6 +76,7 @@ class Settings(RunSettings):
     methods: dict[str, Any] = field(default_factory=dict)  # the arms, by name
     tasks: dict[str, Any] = field(default_factory=dict)
     log: Any = None
+    not_run: dict[str, Any] = field(default_factory=dict)  # rows that cannot be run, by name: the reason; null: it runs
     drafters: dict[str, Any] = field(default_factory=dict)  # further drafters, by name, for arms to refer to
     slims: dict[str, Any] = field(default_factory=dict)  # further slim verifiers, by name, for arms to refer to
 
@@ -127,6 +130,7 @@ def checked_plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         UserError: an unknown root key, a missing value, a value out of bounds, or no job.
     """
+    drop_not_run(cfg)
     known = {item.name for item in fields(Settings)}
     for key in cfg:
         if key not in known:
@@ -143,6 +147,13 @@ def checked_plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(raw["job"], dict) or "_target_" not in raw["job"]:
         raise UserError("no job is chosen: write job=bench, or another of `python -m harness --help`.")
     return raw, resolved
+
+
+def drop_not_run(cfg: DictConfig) -> None:
+    """Take out the arms that ``not_run`` gives a reason for; their names and reasons stay, for the tables."""
+    for name in [name for name, why in (cfg.get("not_run") or {}).items() if why]:
+        with open_dict(cfg.methods):
+            cfg.methods.pop(name, None)
 
 
 def check_values(config: Mapping[str, Any]) -> None:

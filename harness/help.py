@@ -48,6 +48,7 @@ HINTS = {
     "drafter": "drafter=NAME, then drafter.KEY=VALUE",
     "length": "length=NAME, then length.KEY=VALUE",
     "model": "model=NAME, then model.KEY=VALUE",
+    "pair": "pair=NAME where another than the model's",
     "task": "task=NAME or 'task=[A,B]'",
     "log": "log=NAME",
 }

@@ -1,8 +1,9 @@
 """A dry run: the cells of a bench run, what each would read and hold, and what is missing here. Loads no weights."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from harness.model.random_weights import CPU, parameters
 from harness.model.spec import ModelSpec
 from harness.model.tiers import Tier, TierGroup, Tiers
 from harness.model.transformer import Transformer
-from harness.preflight import Config, missing_of, target
+from harness.preflight import Config, missing_of, nodes, target
 from harness.rehearsal import bare_model, rehearsed
 from harness.report.tables import DASH, console_table
 from harness.sampling import Sampling
@@ -29,12 +30,25 @@ PROMPT_NOTE = "positions: max_input_tokens, output and one block; the template's
 
 def print_plan(config: Config) -> None:
     """Print the plan of a resolved config whose calls have been checked."""
+    print_plans([config])
+
+
+def print_plans(configs: Sequence[Config], names: Sequence[str] = ()) -> None:
+    """Print the plans of all runs of a sweep, each under its name, and once what they miss together."""
     screen = Console()
     if not screen.is_terminal:
         screen.width = 120
-    for table in (arms_table(config), data_table(config)):
-        screen.print(table)
-    missing = missing_of(config)
+    missing: dict[str, None] = {}
+    for index, config in enumerate(configs):
+        if names:
+            screen.print(f"run {index + 1} of {len(configs)}: {names[index]}", style="bold", highlight=False)
+        if note := config.get("note"):
+            screen.print(f"note: {note}", highlight=False, markup=False)
+        searches = last(config["job"]) == "search"
+        for table in (search_table(config) if searches else arms_table(config), data_table(config)):
+            screen.print(table)
+        needed = {**config, "methods": {}, "model": {**config["model"], "slim_mask": None}} if searches else config
+        missing |= dict.fromkeys(missing_of(needed))
     screen.print(f"missing here: {len(missing) or 'nothing'}", highlight=False)
     for line in missing:
         screen.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
@@ -42,32 +56,56 @@ def print_plan(config: Config) -> None:
 
 
 def arms_table(config: Config) -> Table:
-    """One line an arm: its tiers and the bytes that each adds in weights, its caches. Dashes where it is not known."""
+    """One line an arm: its tiers and the bytes that each adds in weights, its caches; then what is not run, and why.
+
+    Where a checkpoint is not here the pair's stated sizes are used, marked "about"; dashes where nothing is known.
+    """
     arms = [BASELINE, *(arm for arm in config["methods"] if arm != BASELINE)]
     cells = len(arms) * len(config["tasks"])
+    not_run = {name: why for name, why in config.get("not_run", {}).items() if why}
+    model = known_model(config["model"])
+    remarks = [
+        "weights are loaded once for all arms, and the arms share the full verifier's cache; caches are those of all "
+        "tiers with the hidden states that heads read; " + PROMPT_NOTE,
+        *(["about: from pair.sizes, since the checkpoint is not here"] if model is None and sizes(config) else []),
+        *(f"not run: {name}: {why}" for name, why in not_run.items()),
+    ]
     table = console_table(
         f"{len(arms)} arms x {len(config['tasks'])} tasks = {cells} cells, at most {cells * config['limit']} outputs "
         f"of at most {config['max_new_tokens']} tokens",
         ("arm", "method", "drafter", "slim verifier", "full weights", "drafter's", "slim's", "caches"),
-        "weights are loaded once for all arms, and the arms share the full verifier's cache; caches are those of all "
-        "tiers with the hidden states that heads read; " + PROMPT_NOTE,
+        "\n".join(remarks),
     )
-    try:
-        model = bare_model(config["model"])
-    except UserError:
-        model = None
+    full = amount(
+        weight_bytes(config["model"], None if model is None else model.transformer.spec),
+        about_weights(config, str(config["model"].get("full"))),
+    )
     for arm in arms:
         node = config["methods"].get(arm, {})
+        drafter, slim = node.get("drafter"), node.get("slim")
         method = None if model is None else method_of(config, arm, model)
+        draft_bytes, slim_bytes, cache_bytes = (None, None, None) if method is None else held(method)
         table.add_row(
             arm,
             last(node) or "Autoregressive",
-            last(node.get("drafter")) or DASH,
-            DASH if method is None else slim_text(method),
-            size(weight_bytes(config["model"], None if model is None else model.transformer.spec)),
-            *(size(None if method is None else count) for count in ((0, 0, 0) if method is None else held(method))),
+            last(drafter) or DASH,
+            slim_name(slim, config["model"]) if method is None else slim_text(method),
+            full,
+            amount(draft_bytes, about_weights(config, *paths(drafter))),
+            amount(slim_bytes, about_weights(config, *paths(slim))),
+            amount(cache_bytes, about_cache(config)),
         )
+    for name in not_run:
+        table.add_row(name, *[DASH] * 7)
     return table
+
+
+def known_model(node: Config) -> Model | None:
+    """The full verifier without its weights; None where its shape is not here yet, or it is refused."""
+    try:
+        return bare_model(node)
+    except UserError:
+        return None
 
 
 def method_of(config: Config, arm: str, model: Model) -> Method | None:
@@ -108,6 +146,64 @@ def weights_of(tier: Tier) -> list[Any]:
     parts = [] if head is None else [getattr(head, known.name) for known in fields(head)]
     inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
     return [one.weights if isinstance(one, Transformer) else one for one in (tier.model, *inner)]
+
+
+def search_table(config: Config) -> Table:
+    """What a search of a mask would score, and with which weights."""
+    job = config["job"]
+    table = console_table(
+        f"search of a mask that skips {job['skip_ratio']:g}: at most {job['evaluations']} masks on {job['prompts']} "
+        f"prompts of each of {len(config['tasks'])} tasks, {job['new_tokens']} tokens each",
+        ("model", "full weights"),
+        "scored masks run parts of the full verifier: no further weights",
+    )
+    model = known_model(config["model"])
+    spec = None if model is None else model.transformer.spec
+    full = str(config["model"].get("full", last(config["model"])))
+    table.add_row(full, amount(weight_bytes(config["model"], spec), about_weights(config, full)))
+    return table
+
+
+def sizes(config: Config) -> Config:
+    """Rounded sizes of checkpoints by hub id, which the pair states: all there is to know before they are here."""
+    return (config.get("pair") or {}).get("sizes") or {}
+
+
+def about_weights(config: Config, *names: str) -> float | None:
+    """Bytes of the weights of these checkpoints as ``sizes`` has them; None where it does not have them all."""
+    if not names or any(name not in sizes(config) for name in names):
+        return None
+    item = known_dtype(config["model"].get("dtype", "bfloat16")).itemsize
+    return sum(sizes(config)[name]["parameters"] for name in names) * item
+
+
+def about_cache(config: Config) -> float | None:
+    """Keys and values of every layer for ``positions``, of a full verifier that is not here."""
+    if (known := sizes(config).get(config["model"].get("full"))) is None:
+        return None
+    item = known_dtype(config["model"]["dtype"]).itemsize
+    return float(2 * known["layers"] * known["kv_heads"] * known["head_dim"] * item * positions(config))
+
+
+def amount(exact: int | None, about: float | None) -> str:
+    return f"about {size(round(about))}" if exact is None and about is not None else size(exact)
+
+
+def slim_name(slim: Any, model: Config) -> str:
+    """Where an arm's slim verifier comes from, shortly."""
+    if not isinstance(slim, Mapping):
+        return DASH
+    masks = slim.get("masks") or [slim.get("mask", slim.get("path"))]
+    if last(slim) == "masked" and masks == [None]:
+        masks = [model.get("slim_mask")]
+    files = [Path(mask).stem if isinstance(mask, str) else "kept layers" for mask in masks if mask is not None]
+    ratio = f" {slim['skip_ratio']:g}" if "skip_ratio" in slim else ""
+    return f"{last(slim)}{ratio}{': ' if files else ''}{', '.join(files)}"
+
+
+def paths(tier: Any) -> list[str]:
+    """The folders or hub ids that a drafter or a slim verifier reads weights from."""
+    return [node["path"] for _, node in nodes(tier) if isinstance(node.get("path"), str)]
 
 
 def data_table(config: Config) -> Table:

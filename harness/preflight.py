@@ -168,6 +168,7 @@ def missing_masks(config: Config) -> Iterator[str]:
     full = config["model"].get("full")
     slug = "embedded" if full == "embedded" else Path(full or config["model"].get("name") or "toy").name
     search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
+    named = set()
     for _, node in nodes({"model": config["model"], "methods": config["methods"]}):
         group = "slim" if target(node).startswith("harness.decode.slim.") else "drafter"
         instead = {
@@ -181,24 +182,38 @@ def missing_masks(config: Config) -> Iterator[str]:
         for name, other in instead.items():
             given = node.get(name)
             for mask in given if name == "masks" and isinstance(given, list) else [given]:
-                if isinstance(mask, str) and not found_file(mask):
-                    yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{search}`."
+                if isinstance(mask, str) and mask not in named and not found_file(mask):
+                    named.add(mask)
+                    command = f"{search}{named_search(mask)}"
+                    yield f"layer mask {mask!r} does not exist; make one with job=search, or set {other}: `{command}`."
+
+
+def named_search(mask: str) -> str:
+    """The settings of a search that writes a mask of this name, as ``harness.jobs.search`` names it."""
+    found = re.search(r"_skip(\d+)(_sublayers)?(_own)?\.json$", mask)
+    if not found:
+        return ""
+    parts = (
+        f" job.skip_ratio={int(found[1]) / 100:g}",
+        found[2] and " job.units=sublayers",
+        found[3] and " job.cache=own",
+    )
+    return "".join(filter(None, parts))
 
 
 def missing_drafters(config: Config) -> Iterator[str]:
     """Folders and files that drafters read."""
-    from harness.drafters.weights import CONFIG, drafter_folder
+    from harness.drafters.weights import CONFIG
 
     for _, node in nodes(config["methods"]):
         if target(node) == "harness.decode.slim.checkpoint":
-            yield from refusal(partial(drafter_folder, node["path"], "slim.path"))
+            yield from missing_folder(node["path"], "slim.path")
         if not target(node).startswith("harness.drafters."):
             continue
         if isinstance(path := node.get("path"), str):
             kind = target(node).split(".")[-2]
             command = f"python -m harness job=train_drafter job.kind={kind}"
-            for line in refusal(partial(drafter_folder, path)):
-                yield f"{line} Train one by `{command}`."
+            yield from (f"{line} Train one by `{command}`." for line in missing_folder(path, "drafter.path"))
             for folder in (Path(path).expanduser(), CHECKOUT / path):
                 if folder.is_dir() and not (folder / CONFIG).is_file():
                     yield f"drafter.path={path!r} has no {CONFIG}: give a whole folder, or train one by `{command}`."
@@ -217,6 +232,19 @@ def refused_arms(config: Config) -> Iterator[str]:
     from harness.rehearsal import refusals
 
     yield from refusals(config)
+
+
+def missing_folder(path: str, key: str) -> Iterator[str]:
+    """A drafter's or slim verifier's folder, or hub id, that cannot be had."""
+    from harness.drafters.weights import drafter_folder
+    from harness.model.checkpoint import HUB_ID, local_folder
+
+    repo = path.partition("@")[0]
+    asked = partial(drafter_folder, path, key)
+    if HUB_ID.fullmatch(repo) and local_folder(path) is None:
+        yield from refusal_by_hub(asked, repo, "model", f"hf download {repo}")
+    else:
+        yield from refusal(asked)
 
 
 def found_file(name: str) -> bool:

@@ -28,6 +28,12 @@ CASES: dict[str, tuple[Gate, list[float], list[Route]]] = {
     "literal between its thresholds": (Literal(0.3, 0.8), [0.5, 0.3, 0.12, 0.08], [A, R, R, E]),
     "literal on both thresholds": (Literal(0.5, 0.75), [0.5, 0.25, 0.125, 0.125], [A, A, R, R]),
     "literal as published": (Literal(0.5, 0.3, True), [0.4, 0.3, 0.2, 0.1], [A, A, E, E]),
+    "literal as published, between 1 - alpha1 and 1 - alpha2": (
+        Literal(0.5, 0.3, True),
+        [0.4, 0.26, 0.24, 0.1],
+        [A, E, E, E],
+    ),
+    "strictness with alpha2 above alpha1": (Strictness(0.3, 0.5, True), [0.5, 0.24, 0.16, 0.26], [A, E, E, A]),
     "literal with equal thresholds": (Literal(0.5, 0.5, True), [0.5, 0.25, 0.15, 0.1], [A, A, E, E]),
     "always": (AlwaysEscalate(), [0.7, 0.1, 0.1, 0.1], [E] * 4),
     "never": (NeverEscalate(0.5), [0.5, 0.25, 0.24, 0.01], [A, A, R, R]),

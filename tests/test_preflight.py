@@ -90,7 +90,7 @@ def test_masks_and_checkpoints_of_slim_verifiers_are_looked_for(conf: None) -> N
     (line,) = missing_of(resolved("method=[via_sd]", "slim=several", "slim.masks=[no/mask.json,[0,1,5]]"))
     assert line.startswith("layer mask 'no/mask.json' does not exist")
     (line,) = missing_of(resolved("method=[via_sd]", "slim=checkpoint", "slim.path=no/where"))
-    assert line.startswith("slim.path='no/where' is not a folder")
+    assert line.startswith("slim.path='no/where' is no folder here, and the hub was not to be had")
 
 
 def test_missing_packages_come_first_with_their_command(conf: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,9 +302,10 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(
     main(monkeypatch, *asked, "model.slim_mask=no/mask.json")
     assert "missing here: 1" in (said := capsys.readouterr().out) and "layer mask 'no/mask.json'" in said
     main(monkeypatch, *asked, "-m", "gamma=3,5", "model.slim_mask=no/mask.json")
-    assert capsys.readouterr().out.count("nothing was run") == 2
+    assert (said := capsys.readouterr().out).count("nothing was run") == 1 and "run 2 of 2: " in said
+    assert "missing here: 1" in said
     assert no_bench == [] and list(tmp_path.iterdir()) == []
-    assert "dry_run=true is for job=bench" in refused(monkeypatch, capsys, "job=report", *asked)
+    assert "dry_run=true is for job=bench and job=search" in refused(monkeypatch, capsys, "job=report", *asked)
 
 
 def test_the_sizes_of_a_dry_run_are_those_of_the_model(conf: None) -> None:

@@ -233,7 +233,7 @@ def test_a_run_that_fails_keeps_what_it_measured(tmp_path: Path, monkeypatch: py
         "job.skip_ratios=[1.0]": "skip_ratio=1.0 leaves no layer of 6",
         "job.masks=[no.json]": "layer mask 'no.json' does not exist",
         "task=[]": "no task is chosen",
-        "job.checkpoints=[no/where]": "slim.path='no/where' is not a folder",
+        "job.checkpoints=[no/such/folder]": "slim.path='no/such/folder' is not a folder",
     }.items(),
 )
 def test_what_cannot_be_scored_is_refused_in_one_line_and_leaves_nothing(

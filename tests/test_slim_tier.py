@@ -298,7 +298,7 @@ def test_the_models_mask_is_taken_where_none_is_given() -> None:
         (partial(slim.even, skip_ratio=1.0), "skip_ratio=1.0 leaves no layer of 6"),
         (partial(slim.prefix, skip_ratio=-0.1), "skip_ratio=-0.1 leaves no layer of 6"),
         (partial(slim.sublayers, skip_ratio=0.8), "skip_ratio=0.8 of 12 sublayers: want 0 or more, and the four"),
-        (partial(slim.checkpoint, path="no/where"), "slim.path='no/where' is not a folder"),
+        (partial(slim.checkpoint, path="no/such/folder"), "slim.path='no/such/folder' is not a folder"),
     ],
 )
 def test_a_source_that_cannot_be_is_refused_by_name(six: Model, source: Any, message: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import signature
 
 from harness.drafters.small_lm import beside
-from harness.drafters.weights import drafter_folder
+from harness.drafters.weights import drafter_folder, folder_name
 from harness.errors import UserError, unknown
 from harness.model.load import Model
 from harness.model.slim import (
@@ -197,7 +197,8 @@ def checkpoint(tiers: Tiers, model: Model, path: str, dtype: str | None = None) 
     folder = drafter_folder(path, "slim.path")
     other = beside(model, folder, dtype or str(model.transformer.dtype).removeprefix("torch."), "slim verifier")
     tier = tiers.independent("slim", other)
-    return Slim(tier, f"checkpoint {folder.name}", f"all {other.spec.layers} of {folder.name}", "own")
+    name = folder_name(folder)
+    return Slim(tier, f"checkpoint {name}", f"all {other.spec.layers} of {name}", "own")
 
 
 def only(made: Slim | Sequence[Slim], method: str) -> Slim:

@@ -14,7 +14,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.drafters.heads import Entries, HeadDrafter, HeadTier
-from harness.drafters.weights import CARD, check_head_tokens, drafter_folder, load_drafter, load_public, own_spec
+from harness.drafters.weights import (
+    CARD,
+    check_head_tokens,
+    drafter_folder,
+    folder_name,
+    load_drafter,
+    load_public,
+    own_spec,
+)
 from harness.errors import UserError
 from harness.model.linear import linear, pack
 from harness.model.load import Model, Shape, layer_weights, matrices, norms
@@ -99,7 +107,7 @@ class Eagle(HeadDrafter):
     def __init__(self, tiers: Tiers, sampling: Sampling, model: Model, path: str, features: str = "slim") -> None:
         folder = drafter_folder(path)
         head = read_head(folder, model)
-        super().__init__(f"eagle({folder.name})", HeadTier(tiers, head, features), sampling)
+        super().__init__(f"eagle({folder_name(folder)})", HeadTier(tiers, head, features), sampling)
 
 
 def read_head(folder: Path, model: Model) -> PlainHead | FusedHead:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from harness.drafters.base import TierDrafter
-from harness.drafters.weights import CARD, drafter_folder, layer_shapes, load_drafter, own_layers, own_spec
+from harness.drafters.weights import CARD, drafter_folder, folder_name, layer_shapes, load_drafter, own_layers, own_spec
 from harness.errors import UserError
 from harness.model.checkpoint import read_json
 from harness.model.load import Model, Shape, load_tokenizer, load_transformer
@@ -64,7 +64,7 @@ class SmallLM(TierDrafter):
                 small = small.with_head_tokens(read_head_tokens(head_tokens, head_size, len(small.weights.head)))
             elif head_size is not None:
                 raise UserError(f"drafter.head_size={head_size} needs drafter.head_tokens, the file with the tokens.")
-        super().__init__(f"small_lm({folder.name})", tiers.independent("draft", small), sampling)
+        super().__init__(f"small_lm({folder_name(folder)})", tiers.independent("draft", small), sampling)
 
 
 def beside(model: Model, folder: Path, dtype: str, role: str = "drafter") -> Transformer:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import UserError
-from harness.model.checkpoint import read_json
+from harness.model.checkpoint import HUB_ID, hub_folder, read_json, weight_files
 from harness.model.load import Model, Shape, layer_weights, matrices, norms
 from harness.model.made import sha256
 from harness.model.slim import CHECKOUT
@@ -159,13 +159,26 @@ def load_public(
 def drafter_folder(path: str, key: str = "drafter.path") -> Path:
     """The folder that ``path``, given as ``key``, names, from here or from the checkout, where shipped drafters lie.
 
+    A hub id, org/name or org/name@revision, is fetched, or found in the hub's cache.
+
     Raises:
         UserError: there is none.
     """
     for folder in (Path(path).expanduser(), CHECKOUT / path):
         if folder.is_dir():
             return folder
-    raise UserError(f"{key}={path!r} is not a folder; give one with {CONFIG} and *.safetensors.")
+    repo, _, revision = path.partition("@")
+    if not HUB_ID.fullmatch(repo):
+        raise UserError(f"{key}={path!r} is not a folder; give one with {CONFIG} and *.safetensors.")
+    folder = hub_folder(repo, revision or "main", key=key)
+    return hub_folder(repo, folder.name, tuple(weight_files(folder)), key)
+
+
+def folder_name(folder: Path) -> str:
+    """What a folder goes by in records; one in the hub's cache by its repository and commit."""
+    if folder.parent.name != "snapshots":
+        return folder.name
+    return f"{folder.parents[1].name.rpartition('--')[2]}@{folder.name[:12]}"
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

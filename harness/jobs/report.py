@@ -11,6 +11,7 @@ from harness.metrics import complete_prompts
 from harness.records import SampleRecord
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import save, speed_quality_figure
+from harness.report.paper_figures import paper_figure
 from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config
 
@@ -68,7 +69,9 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
+    figure = paper_figure(reports)
+    if figure is None:
+        figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
     paths = write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

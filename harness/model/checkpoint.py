@@ -27,8 +27,10 @@ def local_folder(full: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def hub_folder(repo: str, revision: str, patterns: tuple[str, ...] = SMALL_FILES) -> Path:
+def hub_folder(repo: str, revision: str, patterns: tuple[str, ...] = SMALL_FILES, key: str = "model.full") -> Path:
     """Fetch files of a model repository into the local cache, or find them there; its folder is named by the commit.
+
+    ``key`` is the setting that an error names.
 
     Raises:
         UserError: no such repository or revision, or neither the hub nor its cache has it. Within seconds.
@@ -50,14 +52,14 @@ def hub_folder(repo: str, revision: str, patterns: tuple[str, ...] = SMALL_FILES
         raise UserError(f"{repo} has no revision {revision!r}: set model.revision to a branch, tag, commit.") from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f"model.full={repo!r} is no folder here and no model at {endpoint()} that you may read: "
+            f"{key}={repo!r} is no folder here and no model at {endpoint()} that you may read: "
             "check the name, or log in with `hf auth login`."
         ) from error
     except (OSError, HTTPError, ValueError) as error:
         if why is None and not isinstance(error, HfHubHTTPError | ValueError):
             note_failure(one_line(error))
         raise UserError(
-            f"model.full={repo!r} is no folder here, and the hub was not to be had ({why or one_line(error)}) nor is "
+            f"{key}={repo!r} is no folder here, and the hub was not to be had ({why or one_line(error)}) nor is "
             f"revision {revision} in its cache: give a folder, or get it by `hf download {repo} --revision {revision}`."
         ) from error
     return Path(found)

@@ -83,6 +83,16 @@ class RunReport:
     programs: pass_at_k.Programs | None = None
 
     @property
+    def remark(self) -> str:
+        """What the run's settings say that every table of it has to say."""
+        return str(self.settings.get("note") or "")
+
+    @property
+    def not_run(self) -> dict[str, str]:
+        """Rows that could not be run, with their reasons."""
+        return {name: str(why) for name, why in (self.settings.get("not_run") or {}).items() if why}
+
+    @property
     def faults(self) -> list[Divergence]:
         return [one for one in self.divergences if not one.near_tie]
 
@@ -188,6 +198,8 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
                 "baseline's output tokens": number(line.baseline.get("mean_output_tokens"), 1),
             }
         )
+    for name in dict.fromkeys(name for report in reports for name in report.not_run):
+        found.append(dict.fromkeys(found[0], DASH) | {"arm": name, "quality": "not run"})
     return pd.DataFrame(found)
 
 
@@ -246,6 +258,8 @@ def tidy_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
             source = report.run.data.get(row.task)
             identity = asdict(row) | asdict(arms[row.arm]) | {"data": source.kind if source else None}
             found.append(identity | {"git_commit": report.run.git_commit, "temperature": report.run.temperature})
+            if report.remark:
+                found[-1]["note"] = report.remark
     return pd.DataFrame(found)
 
 
@@ -265,6 +279,13 @@ def definition(metric: str) -> str:
     definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
     definitions |= {known.name: known.definition for known in FIDELITY_METRICS}
     return definitions[metric]
+
+
+def remarks(reports: Sequence[RunReport]) -> list[str]:
+    """Notes of the runs, then what was not run and why; one a line."""
+    notes = dict.fromkeys(report.remark for report in reports if report.remark)
+    reasons = {name: why for report in reports for name, why in report.not_run.items()}
+    return [*(f"Note: {note}" for note in notes), *(f"Not run: {name}: {why}" for name, why in reasons.items())]
 
 
 def identity(report: RunReport) -> list[str]:
@@ -355,7 +376,7 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
         ("Times", times_frame(reports), ""),
     ]
     faults = [fault for report in reports for fault in report.faults]
-    parts = [f"# {title}"]
+    parts = [f"# {title}", *remarks(reports)]
     for head, frame, remark in sections:
         if not frame.empty:
             parts += [f"## {head}", markdown_table(frame), *([remark] if remark else [])]
@@ -394,6 +415,8 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         "kept, drafted: per block that drafted; plain: blocks with no draft;\n"
         "routes: shares accepted / regenerated / escalated of examined drafts",
     )
+    for table in (results, rates):
+        table.caption = "\n".join((*remarks(reports), str(table.caption)))
     previous: tuple[str, ...] = ()
     for line in lines(reports):
         source = line.run.data.get(line.task)
@@ -420,6 +443,10 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         )
         shares = "/".join(line.value(name) for name in ROUTE_COLUMNS)
         rates.add_row(escape(line.arm.arm), *(line.value(name) for name in RATE_COLUMNS), shares)
+    for name in dict.fromkeys(name for report in reports for name in report.not_run):
+        for table in (results, rates):
+            table.add_section()
+            table.add_row(escape(name), *[DASH] * (len(table.columns) - 1))
     return [results, rates]
 
 

@@ -10,18 +10,23 @@ from harness.records import Route
 
 
 class Thresholds:
-    """Accept where the ratio is at least ``accept_at``, else regenerate where at least ``keep_at``, else escalate."""
+    """Escalate where the ratio is below ``keep_at`` (Alg. 2 asks that first), else accept from ``accept_at`` on.
+
+    What lies between the two is regenerated; where ``accept_at`` is the lower one nothing does, and ``keep_at`` alone
+    decides.
+    """
 
     lossless = False
 
     def __init__(self, name: str, accept_at: float, keep_at: float, allow_unreachable: bool) -> None:
         self.name = name
-        self.accept_at = accept_at
+        self.accept_at = max(accept_at, keep_at)
         self.keep_at = keep_at
         if Route.REGENERATE not in self.reachable and not allow_unreachable:
             raise UserError(
-                f"gate {name}: no token can be regenerated, since it accepts from {accept_at:g} and escalates below "
-                f"{keep_at:g} of the largest probability; change alpha1 and alpha2, or set gate.allow_unreachable=true."
+                f"gate {name}: no token can be regenerated, since it escalates below {keep_at:g} and accepts from "
+                f"{self.accept_at:g} of the largest probability; change alpha1 and alpha2, or set "
+                "gate.allow_unreachable=true."
             )
 
     @property
@@ -38,7 +43,7 @@ class Thresholds:
 
 
 class Strictness(Thresholds):
-    """alpha as strictness (reading of Fig. 6 and App. H.2): accept from alpha1, escalate below alpha2.
+    """alpha as strictness (reading of Fig. 6 and App. H.2): escalate below alpha2, else accept from alpha1.
 
     Raises:
         UserError: thresholds outside (0, 1), or alpha2 >= alpha1 (nothing would be regenerated).
