@@ -19,7 +19,7 @@ DECODING = (
     "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
-    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
+    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory", "harness.measuring"),
     *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
@@ -77,6 +77,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
+    "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
+    | {"execution", "prompts", "scoring", "timing"},
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
@@ -90,6 +92,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "decode",
         "dimr",
         "divergence",
+        "measuring",
         "prompts",
         "rescore",
         "timing",
