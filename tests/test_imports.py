@@ -26,6 +26,7 @@ DECODING = (
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
+    *("harness.pairing", "harness.occupancy", "harness.baselines"),
     *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
@@ -68,17 +69,20 @@ ALLOWED: dict[str, frozenset[str]] = {
     "compare": frozenset(("errors", "records")),
     "quality": frozenset(("records", "scoring", "compare")),
     "fidelity": frozenset(("records", "compare")),
-    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
+    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "pairing")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
     "report": frozenset(
-        ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "positions", "store")
+        ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "pairing", "positions", "store")
     ),
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
-    | {"execution", "prompts", "scoring", "timing"},
+    | {"execution", "prompts", "scoring", "timing", "pairing", "occupancy", "baselines", "environment"},
+    "baselines": frozenset(("environment", "errors", "records", "store")),
+    "occupancy": frozenset(("errors",)),
+    "pairing": frozenset(("errors", "records", "compare")),
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
@@ -93,6 +97,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "dimr",
         "divergence",
         "measuring",
+        "pairing",
         "prompts",
         "rescore",
         "timing",

@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.execution.programs import permit
 from harness.jobs.report import write_reports
 from harness.log import Logger
-from harness.measuring import measure
+from harness.measuring import measure, occupied
 from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
 from harness.prompts import Prompt, Task, make_prompts
@@ -44,6 +44,7 @@ ENOUGH_BLOCKS = 50
 """Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
 
 
+@occupied
 def bench(
     settings: RunSettings,
     model: Callable[..., Model],
@@ -209,6 +210,7 @@ def describe(
         git_dirty=dirty,
         env=environment() | facts,
         status="running",
+        pairing=settings.pairing,
     )
 
 
@@ -220,8 +222,8 @@ def scored_again(
     screen: Console,
 ) -> Iterator[FidelityRecord]:
     """Every output, its text given: a pass of its own, when nothing is timed any more."""
-    screen.print(f"scoring {len(samples)} outputs again", style="dim")
+    screen.print(f"scoring {sum(one.repeat == 0 for one in samples)} outputs again", style="dim")
     methods = {name: decoder.method for name, decoder in decoders.items()}
     for prompt in prompts:
-        mine = [one for one in samples if (one.task, one.example_id) == (prompt.name, prompt.example.id)]
+        mine = [one for one in samples if (one.task, one.example_id, one.repeat) == (prompt.name, prompt.example.id, 0)]
         yield from fidelity_records(methods, prompt.ids, mine, settings.temperature)

@@ -17,6 +17,7 @@ from rich.text import Text
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
 from harness.fidelity import FIDELITY_METRICS
 from harness.metrics import DIFFERENCE, RATIOS, rows
+from harness.pairing import merged, remarks
 from harness.positions import PositionRow, position_rows
 from harness.quality import scorers
 from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
@@ -71,6 +72,7 @@ class RunReport:
     """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
 
     ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
+    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it.
     """
 
     run: RunRecord
@@ -81,6 +83,7 @@ class RunReport:
     divergences: tuple[Divergence, ...] = ()
     scorers: Mapping[str, str] = field(default_factory=dict)
     programs: pass_at_k.Programs | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def faults(self) -> list[Divergence]:
@@ -110,6 +113,11 @@ class Line:
         if row is None or row.low is None or row.high is None:
             return number(row, digits)
         return f"{number(row, digits)} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
+
+    def speedup(self, metric: str) -> str:
+        """As ``span``, and a word where method and baseline were not measured together."""
+        text = self.span(metric)
+        return f"{text} unpaired" if self.run.pairing == "shared" and text != DASH else text
 
     def faults(self, loud: str) -> str:
         """Their number; one that is not 0 stands out in the template ``loud``."""
@@ -141,9 +149,11 @@ def build(
 ) -> RunReport:
     """Compute all metrics of a run once, for every table and figure."""
     found = tuple(rows(run, samples, divergences, fidelity))
-    places, known = tuple(position_rows(run, samples)), scorers(run, samples)
-    written = pass_at_k.programs(run, samples, settings or {})
-    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written)
+    outputs = merged(samples)
+    places, known = tuple(position_rows(run, samples)), scorers(run, outputs)
+    written = pass_at_k.programs(run, outputs, settings or {})
+    said = tuple(remarks(run, samples))
+    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said)
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
@@ -182,8 +192,9 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
                 "agreement with greedy": line.span("token_agreement"),
                 "near-ties": line.value("near_ties", 0),
                 "faults": line.faults("**{}**"),
-                "speedup, decode": line.span("speedup_decode"),
-                "speedup, end to end": line.span("speedup_end_to_end"),
+                "speedup, decode": line.speedup("speedup_decode"),
+                "speedup, end to end": line.speedup("speedup_end_to_end"),
+                "pairing": line.run.pairing,
                 "output tokens": line.value("mean_output_tokens", 1),
                 "baseline's output tokens": number(line.baseline.get("mean_output_tokens"), 1),
             }
@@ -245,7 +256,11 @@ def tidy_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
         for row in report.rows:
             source = report.run.data.get(row.task)
             identity = asdict(row) | asdict(arms[row.arm]) | {"data": source.kind if source else None}
-            found.append(identity | {"git_commit": report.run.git_commit, "temperature": report.run.temperature})
+            found.append(
+                identity
+                | {"git_commit": report.run.git_commit, "temperature": report.run.temperature}
+                | {"pairing": report.run.pairing}
+            )
     return pd.DataFrame(found)
 
 
@@ -301,6 +316,7 @@ def identity(report: RunReport) -> list[str]:
             f"data of {task}: {source.kind}, {source.location}, {source.split}, version {version}, {source.rows} rows, "
             f"{shots or ''}sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
         )
+    found += report.remarks
     return [*found, report.note] if report.note else found
 
 
@@ -412,8 +428,8 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
             line.quality(line.run.task_metrics[line.task], interval=False).replace("; ", "\n"),
             line.value("token_agreement"),
             f"{line.value('near_ties', 0)}/{line.faults('[bold red]{}[/bold red]')}",
-            escape(line.span("speedup_decode")),
-            escape(line.span("speedup_end_to_end")),
+            escape(line.speedup("speedup_decode")),
+            escape(line.speedup("speedup_end_to_end")),
             f"{line.value('mean_output_tokens', 1)} / {number(line.baseline.get('mean_output_tokens'), 1)}",
         )
         shares = "/".join(line.value(name) for name in ROUTE_COLUMNS)
