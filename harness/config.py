@@ -67,6 +67,7 @@ class Settings(RunSettings):
 
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
+    other: str | None = setting(None, "job=compare: what to compare run with")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
     source: str = setting("auto", f"where rows come from: {', '.join(SOURCES)}")

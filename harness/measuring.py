@@ -62,14 +62,14 @@ def measure(
             warm(decoder, largest, settings.max_new_tokens)
         answers: dict[tuple[str, str], tuple[Prompt, str]] = {}
 
-        def taken(visit: Visit, prompt: Prompt) -> SampleRecord:
-            """One decoding of a prompt, timed and scored."""
+        def taken(visit: Visit, prompt: Prompt, last: bool) -> SampleRecord:
+            """One decoding of a prompt, timed and scored; only from its last one does an arm learn."""
             progress.update(bar, description=f"{prompt.name}, {visit.arm}")
             stop = StopRule(settings.max_new_tokens, model.tokenizer.eos_ids, prompt.stop, model.tokenizer.decode)
             reset_peak(*devices)
             begun = place.begin()
             seed = seed_of(settings.seed, prompt)
-            generation, prefill_s, decode_s = timed(decoders[visit.arm], prompt.ids, stop, seed, clock)
+            generation, prefill_s, decode_s = timed(decoders[visit.arm], prompt.ids, stop, seed, clock, last)
             contended = place.end(begun)
             text = visible_text(model, prompt.stop, generation)
             prediction, scores = scored(prompt, text)
@@ -103,11 +103,11 @@ def measure(
                 # The first prefill of a length is slower; nobody is timed on it.
                 if name == missing[0].arm or len(decoders[name].method.tiers.prefilled) > 1:
                     decoders[name].prefill(prompt.ids)
+            last = {visit.arm: visit for visit in missing}
             for visit in missing:
-                record = known[task, example, visit.arm, visit.repeat] = taken(visit, prompt)
+                record = known[task, example, visit.arm, visit.repeat] = taken(visit, prompt, visit is last[visit.arm])
                 yield record
-                progress.advance(bar)
-            progress.advance(bar, len(order) - len(missing))
+                progress.update(bar, completed=len(known))
             answers[task, example] = (prompt, known[task, example, BASELINE, 0].text)
 
         if settings.pairing == "shared":
@@ -216,7 +216,7 @@ def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:
 
 
 def timed(
-    decoder: Decoder, prompt: Sequence[int], stop: StopRule, seed: int, clock: Clock
+    decoder: Decoder, prompt: Sequence[int], stop: StopRule, seed: int, clock: Clock, learn: bool = True
 ) -> tuple[Generation, float, float]:
     """One prompt through one arm: the generation, seconds of prefill, seconds of decoding."""
     method = decoder.method
@@ -225,7 +225,7 @@ def timed(
     begun = read()
     decoder.prefill(prompt)
     filled = read()
-    generation = decoder.decode(stop, chooser)
+    generation = decoder.decode(stop, chooser, learn)
     return generation, filled - begun, read() - filled
 
 

@@ -26,7 +26,7 @@ DECODING = (
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
-    *("harness.pairing", "harness.occupancy", "harness.baselines"),
+    *("harness.pairing", "harness.occupancy", "harness.baselines", "harness.side_by_side"),
     *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
@@ -83,6 +83,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "baselines": frozenset(("environment", "errors", "records", "store")),
     "occupancy": frozenset(("errors",)),
     "pairing": frozenset(("errors", "records", "compare")),
+    "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality")),
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
@@ -98,6 +99,8 @@ ALLOWED: dict[str, frozenset[str]] = {
         "divergence",
         "measuring",
         "pairing",
+        "quality",
+        "side_by_side",
         "prompts",
         "rescore",
         "timing",

@@ -76,6 +76,7 @@ def bench(
     ]
     decoders = build_arms(settings, verifier, methods, prompts)
     run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
+    run = replace(run, pairing=settings.pairing)
 
     warn_of_load(run, screen)
     screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
@@ -210,7 +211,6 @@ def describe(
         git_dirty=dirty,
         env=environment() | facts,
         status="running",
-        pairing=settings.pairing,
     )
 
 
