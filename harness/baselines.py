@@ -6,13 +6,13 @@ written whole, once all prompts of its task are decoded, and only where nobody e
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from harness.environment import CHECKOUT
 from harness.errors import UserError
@@ -37,10 +37,20 @@ def code_sha() -> str:
     return digest.hexdigest()
 
 
-def claimed(path: Path) -> AbstractContextManager[object]:
-    """Held by the one process that measures this baseline; the kernel drops it with the process."""
+@contextmanager
+def claimed(path: Path, notify: Callable[[str], None]) -> Iterator[None]:
+    """For the one process that measures this baseline; others wait, and ``notify`` is told. Ends with its process."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_suffix(".lock"))
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        notify(f"waiting for another process that measures the baseline {path}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def stored(path: Path, run_id: str) -> list[SampleRecord] | None:

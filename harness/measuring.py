@@ -1,10 +1,10 @@
 """The measuring loop: each prompt through every arm, interleaved and timed, its output scored when no clock runs."""
 
-import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
@@ -115,7 +115,7 @@ def measure(
                 of_task = [index for index, prompt in enumerate(prompts) if prompt.name == task]
                 identity = baseline_identity(settings, model, decoders[BASELINE], [prompts[index] for index in of_task])
                 path = baselines.path_of(settings.results_dir, task, identity)
-                with baselines.claimed(path):
+                with baselines.claimed(path, partial(dimly, screen)):
                     for record in baselines.stored(path, run_id) or ():
                         if key_of(record) not in known:
                             known[key_of(record)] = record
@@ -138,26 +138,26 @@ def occupied(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A job with ``settings`` and ``model`` that has its cores from the loading of the model to its end."""
     signature = inspect.signature(job)
 
-    @functools.wraps(job)
+    @wraps(job)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         given = signature.bind(*args, **kwargs).arguments
         settings: RunSettings = given["settings"]
         threads = getattr(given["model"], "keywords", {}).get("threads")
-        screen = Console(stderr=True)
-        before = torch.get_num_threads()
-
-        def notify(line: str) -> None:
-            screen.print(line, style="dim", highlight=False, markup=False)
-
-        with occupying(settings.cores, threads, settings.exclusive, notify) as place:
-            if settings.cores is not None and threads is None:
-                torch.set_num_threads(len(place.cores))  # more threads than cores would wait for each other
+        with occupying(settings.cores, threads, settings.exclusive, partial(dimly, Console(stderr=True))) as place:
+            if settings.cores is None or threads is not None:
+                return job(*args, **kwargs)
+            before = torch.get_num_threads()
+            torch.set_num_threads(len(place.cores))  # more threads than cores would wait for each other
             try:
                 return job(*args, **kwargs)
             finally:
                 torch.set_num_threads(before)
 
     return run
+
+
+def dimly(screen: Console, line: str) -> None:
+    screen.print(line, style="dim", highlight=False, markup=False)
 
 
 def names_of(devices: Sequence[torch.device]) -> list[str]:

@@ -20,6 +20,11 @@ SPEEDUP = {BASELINE: 1.0, "speculative": 2.0, "via_sd": 1.25}
 TOKENS = 10
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "RESAMPLES", 50)
+
+
 def run_of(pairing: str) -> RunRecord:
     arms = tuple(ArmRecord(arm, arm, None, None, arm != "via_sd") for arm in ARMS)
     return replace(run_record(), arms=arms, pairing=pairing)
