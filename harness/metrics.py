@@ -388,13 +388,14 @@ def _numbers(
     for name in run.task_metrics[task]:
         metric = METRICS[name]
         yield name, metric.unit, metric.higher_is_better, quality(metric, cell, run.seed)
-        apart = difference(metric, pairs, run.seed)
-        yield f"{name}{DIFFERENCE}", metric.unit, metric.higher_is_better, apart
+        minus = difference(metric, pairs, run.seed)
+        yield f"{name}{DIFFERENCE}", metric.unit, metric.higher_is_better, minus
     for compared in PAIR_METRICS:
         usable = [] if compared.greedy_only and run.temperature > 0 else pairs
         if compared.clocked and any(one.contended for pair in usable for one in pair):
             usable = []
-        bounds = compared.unpaired if run.pairing == "shared" and compared.clocked else compared.interval
+        apart = run.pairing == "shared" and compared.clocked and cell and cell[0].arm != BASELINE
+        bounds = compared.unpaired if apart else compared.interval
         interval = bounds(usable, run.seed) if usable and bounds else None
         yield compared.name, compared.unit, compared.higher_is_better, _estimate(compared.value(usable), interval)
     for known in DIVERGENCE_METRICS:

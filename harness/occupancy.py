@@ -166,8 +166,7 @@ def waited_for(
             in_the_way = others if exclusive else [other for other in others if patient and other.exclusive]
             taken = {core for other in others for core in other.cores} if cores == "auto" else set()
             free = [core for core in allowed if core not in taken][:count]
-            chosen = free if cores == "auto" or cores is None else tuple(cores)
-            chosen = allowed if cores is None else chosen
+            chosen = allowed if cores is None else free if isinstance(cores, str) else cores
             if not in_the_way and (cores != "auto" or len(free) == count):
                 place = Place(folder, tuple(chosen), exclusive)
                 place.announce()

@@ -78,10 +78,13 @@ def test_a_machine_that_becomes_slower_favours_neither(pairing: str) -> None:
 
     samples = measured(pairing, slow=slower)
     assert speedups(pairing, samples) == pytest.approx(SPEEDUP)
-    naive = [one for one in samples if one.repeat == 0 and one.paired_with in ("speculative", None)]
-    mine, base = ([one for one in naive if one.arm == arm] for arm in ("speculative", BASELINE))
+    first: dict[tuple[str, str], SampleRecord] = {}
+    for one in samples:
+        if "speculative" in (one.arm, one.paired_with):
+            first.setdefault((one.arm, one.example_id), one)
+    mine, base = ([one for (name, _), one in first.items() if name == arm] for arm in ("speculative", BASELINE))
     found = speedup(paired(mine, base))
-    assert found is not None and found < 2.0 - 0.02
+    assert found is not None and found < 1.99
 
 
 def test_the_median_of_three_repeats_forgets_a_stall() -> None:
@@ -147,7 +150,7 @@ def test_an_unpaired_interval_does_not_use_that_long_prompts_are_long_for_both(m
     (row,) = [one for one in found if (one.arm, one.metric) == ("via_sd", "speedup_decode")]
     assert (row.low, row.high) == apart
     frame = results_frame([build(run, [*base, *mine, *(replace(one, arm="speculative") for one in mine)])])
-    assert [cell.endswith(" unpaired") for cell in frame["speedup, decode"]] == [True] * 3
+    assert [cell.endswith(" unpaired") for cell in frame["speedup, decode"]] == [False, True, True]
 
 
 def test_a_contended_timing_makes_its_speeds_dashes() -> None:

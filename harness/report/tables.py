@@ -117,7 +117,8 @@ class Line:
     def speedup(self, metric: str) -> str:
         """As ``span``, and a word where method and baseline were not measured together."""
         text = self.span(metric)
-        return f"{text} unpaired" if self.run.pairing == "shared" and text != DASH else text
+        apart = self.run.pairing == "shared" and self.arm.arm != BASELINE and text != DASH
+        return f"{text} unpaired" if apart else text
 
     def faults(self, loud: str) -> str:
         """Their number; one that is not 0 stands out in the template ``loud``."""
