@@ -49,11 +49,11 @@ def total_seconds(sample: SampleRecord) -> float:
     return sample.prefill_s + sample.decode_s
 
 
-def bootstrap(statistic: Callable[..., Any], columns: np.ndarray, seed: int) -> Interval:
+def bootstrap(statistic: Callable[..., Any], columns: np.ndarray, seed: int, paired: bool = True) -> Interval:
     """95 % percentile interval of ``statistic(*columns, axis)``, resampling prompts.
 
-    ``columns``: array [arguments, n], one entry a prompt; all are resampled by the same draw. None for n < 2,
-    and when some resample has no value (a zero denominator).
+    ``columns``: array [arguments, n], one entry a prompt; all are resampled by the same draw, unless ``paired`` is
+    false: then each by its own. None for n < 2, and when some resample has no value (a zero denominator).
     """
     n = columns.shape[1]
     if n < 2:
@@ -63,7 +63,7 @@ def bootstrap(statistic: Callable[..., Any], columns: np.ndarray, seed: int) -> 
         found = scipy.stats.bootstrap(
             tuple(columns),
             statistic,
-            paired=True,
+            paired=paired,
             vectorized=True,
             n_resamples=RESAMPLES,
             batch=max(1, 1_000_000 // n),
@@ -80,6 +80,22 @@ def ratio_of_sums(numerators: Any, denominators: Any, axis: int = -1) -> Any:
 
 def ratio_of_ratios(top: Any, top_s: Any, bottom: Any, bottom_s: Any, axis: int = -1) -> Any:
     return ratio_of_sums(top, top_s, axis) / ratio_of_sums(bottom, bottom_s, axis)
+
+
+def unpaired_speedup_interval(pairs: Pairs, seed: int, clock: Clock = decode_seconds) -> Interval:
+    """95 % bootstrap interval of ``speedup`` where the arms were not measured together: each is drawn by itself.
+
+    Wider than the paired one where long prompts are long for both arms. None for fewer than two prompts.
+    """
+    n = len(pairs)
+    if n < 2:
+        return None
+    columns = _columns(pairs, clock)
+
+    def statistic(mine: Any, base: Any, axis: int = -1) -> Any:
+        return ratio_of_ratios(*columns[:2, mine.astype(int)], *columns[2:, base.astype(int)], axis=axis)
+
+    return bootstrap(statistic, np.array([np.arange(n), np.arange(n)], dtype=float), seed, paired=False)
 
 
 def by_example(samples: Samples) -> dict[str, SampleRecord]:
@@ -202,7 +218,10 @@ def first_divergence(pairs: Pairs) -> float | None:
 
 @dataclass(frozen=True)
 class PairMetric:
-    """A number from the prompts of one arm and the baseline. ``greedy_only``: None when sampling."""
+    """A number from the prompts of one arm and the baseline. ``greedy_only``: None when sampling.
+
+    ``unpaired``: its interval where the two were not measured together. ``clocked``: made of measured times.
+    """
 
     name: str
     unit: str
@@ -211,6 +230,8 @@ class PairMetric:
     value: Callable[[Pairs], float | None]
     interval: Callable[[Pairs, int], Interval] | None = None
     greedy_only: bool = False
+    unpaired: Callable[[Pairs, int], Interval] | None = None
+    clocked: bool = False
 
 
 def _speedups() -> list[PairMetric]:
@@ -223,9 +244,16 @@ def _speedups() -> list[PairMetric]:
             ("_mean_of_ratios", mean_of_speedups, f"Mean over prompts of ({rate}, method / baseline)."),
             ("_geometric", geometric_mean_speedup, f"Geometric mean over prompts of ({rate}, method / baseline)."),
         ):
-            interval = partial(speedup_interval, clock=clock) if function is speedup else None
+            interval, unpaired = (
+                partial(one, clock=clock) if function is speedup else None
+                for one in (speedup_interval, unpaired_speedup_interval)
+            )
             value = partial(function, clock=clock)
-            made.append(PairMetric(f"speedup_{span}{suffix}", "x", True, definition, value, interval))
+            made.append(
+                PairMetric(
+                    f"speedup_{span}{suffix}", "x", True, definition, value, interval, unpaired=unpaired, clocked=True
+                )
+            )
     return made
 
 

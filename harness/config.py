@@ -24,6 +24,7 @@ from harness.errors import UserError, unknown
 
 SOURCES = ("auto", "local", "hub", "builtin")
 NUMERICS = ("fastest", "fixed_shape")
+PAIRINGS = ("once", "abba1", "abba3", "shared")
 GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "pair", "task", "log")
 """The folders of ``conf/``, in the order in which help lists them."""
 
@@ -54,6 +55,10 @@ class RunSettings:
     numerics: str = setting("fastest", "fastest, or fixed_shape: equal tokens in low precision too")
     allow_code_execution: bool = setting(False, "let coding tasks run the programs that the model writes, in a sandbox")
     graphs: bool = setting(True, "CUDA only: replay captured graphs; false runs the same without")
+    pairing: str = setting("abba1", "bench: order of baseline and methods: once, abba1, abba3 or shared")
+    # OmegaConf knows no union with a list.
+    cores: Any = setting(None, "pin to these, [0,1]; auto: to as many free ones as model.threads")  # noqa: RUF009
+    exclusive: bool = setting(False, "wait until nobody else measures on this machine, and let nobody in")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Settings(RunSettings):
 
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
+    other: str | None = setting(None, "job=compare: what to compare run with")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
     note: str = setting("", "what every table of the run has to say beside its numbers")
@@ -179,7 +185,12 @@ def check_values(config: Mapping[str, Any]) -> None:
     for key, allowed, wanted in bounds:
         if not allowed(config[key]):
             raise UserError(f"{key}={config[key]}: want {wanted}.")
-    for key, choices in (("source", SOURCES), ("numerics", NUMERICS)):
+    cores = config["cores"]
+    if not (
+        cores in (None, "auto") or (isinstance(cores, list) and cores and all(type(core) is int for core in cores))
+    ):
+        raise UserError(f"cores={cores}: want null, auto, or a list of core numbers such as [0,1].")
+    for key, choices in (("source", SOURCES), ("numerics", NUMERICS), ("pairing", PAIRINGS)):
         if config[key] not in choices:
             raise unknown(key, config[key], choices)
 

@@ -38,6 +38,7 @@ from harness.compare import (
 )
 from harness.errors import UserError
 from harness.fidelity import FIDELITY_METRICS, records_of
+from harness.pairing import baseline_of, complete, merged
 from harness.quality import Estimate, difference, quality
 from harness.records import (
     BlockTrace,
@@ -62,6 +63,11 @@ class Ratio:
     definition: str
     terms: Callable[[SampleRecord], tuple[float, float]]
     has_interval: bool = False
+
+    @property
+    def clocked(self) -> bool:
+        """Whether it is made of measured times."""
+        return self.unit in ("s", "ms", "tokens/s") or self.name.endswith("_time_share")
 
     def __call__(self, samples: Samples) -> float | None:
         """Sum of numerators / sum of denominators."""
@@ -314,13 +320,15 @@ _Number = tuple[str, str, bool | None, Estimate]
 
 
 def cells_of(run: RunRecord, samples: Samples) -> Iterator[tuple[str, str, list[SampleRecord]]]:
-    """(task, arm, samples in order of example id), in the run's order; tasks without any sample are left out.
+    """(task, arm, one sample an example in order of id), in the run's order; tasks without any sample are left out.
+
+    Where an arm decoded a prompt more than once, its times are those of all visits (``harness.pairing``).
 
     Raises:
         UserError: a sample's task or arm is not in the run, or an example was measured twice.
     """
     cells: dict[tuple[str, str], list[SampleRecord]] = defaultdict(list)
-    for sample in samples:
+    for sample in merged(samples):
         cells[sample.task, sample.arm].append(sample)
     arms = [arm.arm for arm in run.arms]
     for task, arm in cells:
@@ -335,11 +343,8 @@ def cells_of(run: RunRecord, samples: Samples) -> Iterator[tuple[str, str, list[
 
 
 def complete_prompts(run: RunRecord, samples: Samples) -> list[SampleRecord]:
-    """Samples of the prompts that every arm has decoded: what can be compared in a run that did not finish."""
-    done: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for sample in samples:
-        done[sample.task, sample.example_id].add(sample.arm)
-    return [sample for sample in samples if len(done[sample.task, sample.example_id]) == len(run.arms)]
+    """Samples of the prompts that every arm has decoded as often as it should: what an unfinished run can compare."""
+    return complete(run.pairing, [arm.arm for arm in run.arms], samples)
 
 
 def rows(
@@ -358,8 +363,10 @@ def rows(
     cells = {(task, arm): cell for task, arm, cell in cells_of(run, samples)}
     lossless = {arm.arm for arm in run.arms if arm.lossless}
     found: list[MetricRow] = []
+    baselines = {arm.arm: baseline_of(arm.arm, samples) for arm in run.arms}
     for (task, arm), cell in cells.items():
-        pairs = paired(cell, cells[task, BASELINE]) if (task, BASELINE) in cells else []
+        baseline = [one for one in baselines[arm] if one.task == task]
+        pairs = paired(cell, baseline) if (task, BASELINE) in cells else []
         exact = arm in lossless and run.temperature == 0 and pairs
         judged = judgements(pairs, divergences) if exact else None
         scored = records_of(cell, fidelity)
@@ -381,19 +388,25 @@ def _numbers(
     for name in run.task_metrics[task]:
         metric = METRICS[name]
         yield name, metric.unit, metric.higher_is_better, quality(metric, cell, run.seed)
-        apart = difference(metric, pairs, run.seed)
-        yield f"{name}{DIFFERENCE}", metric.unit, metric.higher_is_better, apart
+        minus = difference(metric, pairs, run.seed)
+        yield f"{name}{DIFFERENCE}", metric.unit, metric.higher_is_better, minus
     for compared in PAIR_METRICS:
         usable = [] if compared.greedy_only and run.temperature > 0 else pairs
-        interval = compared.interval(usable, run.seed) if usable and compared.interval else None
+        if compared.clocked and any(one.contended for pair in usable for one in pair):
+            usable = []
+        apart = run.pairing == "shared" and compared.clocked and cell and cell[0].arm != BASELINE
+        bounds = compared.unpaired if apart else compared.interval
+        interval = bounds(usable, run.seed) if usable and bounds else None
         yield compared.name, compared.unit, compared.higher_is_better, _estimate(compared.value(usable), interval)
     for known in DIVERGENCE_METRICS:
         yield known.name, known.unit, False, Estimate(None if judged is None else known.value(judged))
     for one in FIDELITY_METRICS:
         value, interval = (None, None) if scored is None else (one.value(scored), one.interval(scored, run.seed))
         yield one.name, one.unit, one.higher_is_better, _estimate(value, interval)
+    contended = any(sample.contended for sample in cell)
     for ratio in RATIOS.values():
-        found = _estimate(ratio(cell), ratio.interval(cell, run.seed))
+        usable = [] if ratio.clocked and contended else cell
+        found = _estimate(ratio(usable), ratio.interval(usable, run.seed))
         yield ratio.name, ratio.unit, ratio.higher_is_better, found
     for ratio in (reject_rate, mean_accept_length):
         mean = Estimate(ratio.prompt_mean(cell))

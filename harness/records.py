@@ -141,6 +141,10 @@ class SampleRecord:
     ``scores``  per-sample quality by metric name; None where the metric has no value for this sample.
     ``peak_bytes``  the allocator's peak on CUDA during this sample, what the run's other arms hold included; None
     elsewhere.
+    ``repeat``  counts the visits of the arm to the prompt, from 0; all write the same output.
+    ``paired_with``  of a visit of the baseline, the only arm whose times it is compared with; None: all.
+    ``contended``  who else was measuring on the same cores or devices meanwhile; None: nobody.
+    ``measured_in``  the run that measured it, where that is another one (``pairing=shared``).
     """
 
     run_id: str
@@ -158,6 +162,10 @@ class SampleRecord:
     decode_s: float
     peak_bytes: int | None
     generation: Generation
+    repeat: int = 0
+    paired_with: str | None = None
+    contended: str | None = None
+    measured_in: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +248,10 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Identity of a run, ``run.json``. ``status`` is ``running``, ``finished`` or ``failed``."""
+    """Identity of a run, ``run.json``. ``status`` is ``running``, ``finished`` or ``failed``.
+
+    ``pairing``  how often and in which order arms decode a prompt, ``harness.pairing``.
+    """
 
     run_id: str
     schema: int
@@ -256,6 +267,7 @@ class RunRecord:
     git_dirty: bool | None
     env: Mapping[str, str]
     status: str
+    pairing: str = "once"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Slip(Autoregressive):
         return Block(tokens=(int(logits.argmax()),))
 
 
-FEW = {"limit": 2, "max_new_tokens": 4}
+FEW: dict[str, Any] = {"limit": 2, "max_new_tokens": 4, "pairing": "once"}
 
 
 def qa(**settings: Any) -> WebQuestions:
@@ -84,7 +84,7 @@ def run_bench(
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     """``python -m harness`` with the toy model and the built-in rows."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it; this puts it back afterwards
-    monkeypatch.setattr(sys, "argv", ["harness", "model=toy", "source=builtin", *arguments])
+    monkeypatch.setattr(sys, "argv", ["harness", "model=toy", "source=builtin", "pairing=once", *arguments])
     command.main()
 
 

@@ -20,13 +20,14 @@ DECODING = (
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.rescore", "harness.audit.judge", "harness.audit.continued", "harness.jobs.audit"),
     *("harness.plan", "harness.rehearsal"),
-    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
+    *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory", "harness.measuring"),
     *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
 RING = (
     *("harness.records", "harness.errors", "harness.config", "harness.scoring", "harness.metrics", "harness.compare"),
+    *("harness.pairing", "harness.occupancy", "harness.baselines", "harness.side_by_side"),
     *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
@@ -71,15 +72,20 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cost": frozenset(("errors",)),
     "quality": frozenset(("records", "scoring", "compare")),
     "fidelity": frozenset(("records", "compare")),
-    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
+    "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "pairing")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
-    "report": frozenset(
-        ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "positions", "store", "cost")
-    ),
+    "report": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "pairing"))
+    | {"positions", "store", "cost"},
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
+    "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
+    | {"execution", "prompts", "scoring", "timing", "pairing", "occupancy", "baselines", "environment"},
+    "baselines": frozenset(("environment", "errors", "records", "store")),
+    "occupancy": frozenset(("errors",)),
+    "pairing": frozenset(("errors", "records", "compare")),
+    "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality")),
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
@@ -94,6 +100,10 @@ ALLOWED: dict[str, frozenset[str]] = {
         "decode",
         "dimr",
         "divergence",
+        "measuring",
+        "pairing",
+        "quality",
+        "side_by_side",
         "prompts",
         "rescore",
         "timing",

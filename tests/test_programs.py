@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from harness import measuring
 from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.execution import programs, sandbox
 from harness.execution.programs import permit, score
 from harness.execution.sandbox import Limits, run_candidate
-from harness.jobs import bench as bench_module
 from harness.model.load import Model
 from harness.records import DataSource, Example, Shot
 from harness.report.tables import RunReport, build, markdown
@@ -119,7 +119,7 @@ def test_each_program_is_run_once_between_its_setup_and_its_tests(monkeypatch: p
 @contained
 def test_a_run_scores_programs_outside_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clocked: list[bool] = []
-    timed = bench_module.timed
+    timed = measuring.timed
 
     def watched(*arguments: Any) -> Any:
         clocked.append(True)
@@ -131,7 +131,7 @@ def test_a_run_scores_programs_outside_the_clock(monkeypatch: pytest.MonkeyPatch
         assert clocked[-1] is False, "a program is run while a clock runs"
         return run_candidate(program, tests, SMALL)
 
-    monkeypatch.setattr(bench_module, "timed", watched)
+    monkeypatch.setattr(measuring, "timed", watched)
     monkeypatch.setattr(programs, "run_candidate", run)
     folder = run_bench(tmp_path, {}, {"code": Coding()}, limit=3, allow_code_execution=True)
     data = read(folder)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from harness import timing
+from harness import measuring, timing
 from harness.compare import BASELINE
 from harness.decode.accept import first_stop
 from harness.decode.autoregressive import Autoregressive
@@ -24,7 +24,6 @@ from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Drafter
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.self_skip import SelfSkip
-from harness.jobs import bench as bench_module
 from harness.kernels.gate import ACCEPT, ESCALATE
 from harness.metrics import rows
 from harness.model.load import Model
@@ -194,7 +193,7 @@ class Machine:
         with (
             patch.object(Tier, "forward", costly_forward),
             patch.object(Tier, "prefill", costly_prefill),
-            patch.object(bench_module, "synced_clock", lambda device: lambda: self.now),
+            patch.object(measuring, "synced_clock", lambda device: lambda: self.now),
             patch.object(timing, "synced_clock", lambda device: lambda: self.now),
         ):
             yield

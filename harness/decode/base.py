@@ -56,7 +56,7 @@ class Method(Protocol):
     def step(self, tokens: Sequence[int], remaining: int, chooser: Chooser) -> Block: ...
 
     def finish(self, text: Sequence[int]) -> None:
-        """The last block of a prompt is done; ``text`` is the prompt with its output."""
+        """The last block of a prompt is done; ``text`` is the prompt with its output, empty where none is learnt."""
         ...
 
 
@@ -122,8 +122,11 @@ class Decoder:
         self.prompt = tuple(prompt)
         self.method.tiers.prefill(self.prompt)
 
-    def decode(self, stop: StopRule, chooser: Chooser) -> Generation:
-        """Decode until ``stop`` says so. Call ``prefill`` first."""
+    def decode(self, stop: StopRule, chooser: Chooser, learn: bool = True) -> Generation:
+        """Decode until ``stop`` says so. Call ``prefill`` first.
+
+        ``learn``: what remembers finished texts may remember this one; false where the prompt will be decoded again.
+        """
         tiers = self.method.tiers
         output: list[int] = []
         blocks: list[BlockTrace] = []
@@ -138,7 +141,7 @@ class Decoder:
             tiers.rollback(len(self.prompt) + len(output) - 1)
             draft, slim, full = (now - then for now, then in zip(self.forwards(), before, strict=True))
             blocks.append(clipped(block, start, len(output) - start, draft, slim, full))
-        self.method.finish((*self.prompt, *output))
+        self.method.finish((*self.prompt, *output) if learn else ())
         spent = tuple(now - then for now, then in zip(self.seconds(), seconds, strict=True))
         return Generation(tuple(output), tuple(blocks), reason, spent if tiers.model.device.type == "cpu" else None)
 

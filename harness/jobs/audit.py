@@ -24,6 +24,7 @@ from harness.jobs.report import WIDTH
 from harness.metrics import complete_prompts
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
+from harness.pairing import merged
 from harness.prompts import Prompt, gone_on, make_prompts
 from harness.records import SampleRecord
 from harness.report.figures import save
@@ -105,7 +106,7 @@ def samples_to_audit(data: RunData, settings: Mapping[str, Any]) -> list[SampleR
     """
     found = [
         one
-        for one in complete_prompts(data.run, data.samples)
+        for one in merged(complete_prompts(data.run, data.samples))
         if any(any(decided(block, writes_of(settings, one.arm))) for block in one.generation.blocks)
     ]
     if not found:

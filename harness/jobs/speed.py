@@ -19,8 +19,9 @@ from harness.decode.speculative import Speculative
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.small_lm import SmallLM, load_small
 from harness.errors import UserError
-from harness.jobs.bench import build_arms, describe, seed_of, warm, warn_of_load
+from harness.jobs.bench import build_arms, describe, warn_of_load
 from harness.jobs.report import WIDTH
+from harness.measuring import seed_of, warm
 from harness.model.load import Model
 from harness.model.slim import evenly_spaced
 from harness.model.tiers import GRAPH_STEP, Tier, Tiers

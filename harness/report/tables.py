@@ -17,6 +17,7 @@ from rich.text import Text
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
 from harness.fidelity import FIDELITY_METRICS
 from harness.metrics import DIFFERENCE, RATIOS, rows
+from harness.pairing import merged, remarks
 from harness.positions import PositionRow, position_rows
 from harness.quality import scorers
 from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
@@ -71,6 +72,7 @@ class RunReport:
     """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
 
     ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
+    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it.
     """
 
     run: RunRecord
@@ -81,6 +83,7 @@ class RunReport:
     divergences: tuple[Divergence, ...] = ()
     scorers: Mapping[str, str] = field(default_factory=dict)
     programs: pass_at_k.Programs | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def remark(self) -> str:
@@ -121,6 +124,12 @@ class Line:
             return number(row, digits)
         return f"{number(row, digits)} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
 
+    def speedup(self, metric: str) -> str:
+        """As ``span``, and a word where method and baseline were not measured together."""
+        text = self.span(metric)
+        apart = self.run.pairing == "shared" and self.arm.arm != BASELINE and text != DASH
+        return f"{text} unpaired" if apart else text
+
     def faults(self, loud: str) -> str:
         """Their number; one that is not 0 stands out in the template ``loud``."""
         text = self.value("faults", 0)
@@ -151,9 +160,11 @@ def build(
 ) -> RunReport:
     """Compute all metrics of a run once, for every table and figure."""
     found = tuple(rows(run, samples, divergences, fidelity))
-    places, known = tuple(position_rows(run, samples)), scorers(run, samples)
-    written = pass_at_k.programs(run, samples, settings or {})
-    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written)
+    outputs = merged(samples)
+    places, known = tuple(position_rows(run, samples)), scorers(run, outputs)
+    written = pass_at_k.programs(run, outputs, settings or {})
+    said = tuple(remarks(run, samples))
+    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said)
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
@@ -192,8 +203,9 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
                 "agreement with greedy": line.span("token_agreement"),
                 "near-ties": line.value("near_ties", 0),
                 "faults": line.faults("**{}**"),
-                "speedup, decode": line.span("speedup_decode"),
-                "speedup, end to end": line.span("speedup_end_to_end"),
+                "speedup, decode": line.speedup("speedup_decode"),
+                "speedup, end to end": line.speedup("speedup_end_to_end"),
+                "pairing": line.run.pairing,
                 "output tokens": line.value("mean_output_tokens", 1),
                 "baseline's output tokens": number(line.baseline.get("mean_output_tokens"), 1),
             }
@@ -257,7 +269,11 @@ def tidy_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
         for row in report.rows:
             source = report.run.data.get(row.task)
             identity = asdict(row) | asdict(arms[row.arm]) | {"data": source.kind if source else None}
-            found.append(identity | {"git_commit": report.run.git_commit, "temperature": report.run.temperature})
+            found.append(
+                identity
+                | {"git_commit": report.run.git_commit, "temperature": report.run.temperature}
+                | {"pairing": report.run.pairing}
+            )
             if report.remark:
                 found[-1]["note"] = report.remark
     return pd.DataFrame(found)
@@ -281,11 +297,11 @@ def definition(metric: str) -> str:
     return definitions[metric]
 
 
-def remarks(reports: Sequence[RunReport]) -> list[str]:
+def notes(reports: Sequence[RunReport]) -> list[str]:
     """Notes of the runs, then what was not run and why; one a line."""
-    notes = dict.fromkeys(report.remark for report in reports if report.remark)
+    said = dict.fromkeys(report.remark for report in reports if report.remark)
     reasons = {name: why for report in reports for name, why in report.not_run.items()}
-    return [*(f"Note: {note}" for note in notes), *(f"Not run: {name}: {why}" for name, why in reasons.items())]
+    return [*(f"Note: {note}" for note in said), *(f"Not run: {name}: {why}" for name, why in reasons.items())]
 
 
 def identity(report: RunReport) -> list[str]:
@@ -324,6 +340,7 @@ def identity(report: RunReport) -> list[str]:
             f"data of {task}: {source.kind}, {source.location}, {source.split}, version {version}, {source.rows} rows, "
             f"{shots or ''}sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
         )
+    found += report.remarks
     return [*found, report.note] if report.note else found
 
 
@@ -376,7 +393,7 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
         ("Times", times_frame(reports), ""),
     ]
     faults = [fault for report in reports for fault in report.faults]
-    parts = [f"# {title}", *remarks(reports)]
+    parts = [f"# {title}", *notes(reports)]
     for head, frame, remark in sections:
         if not frame.empty:
             parts += [f"## {head}", markdown_table(frame), *([remark] if remark else [])]
@@ -416,7 +433,7 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         "routes: shares accepted / regenerated / escalated of examined drafts",
     )
     for table in (results, rates):
-        table.caption = "\n".join((*remarks(reports), str(table.caption)))
+        table.caption = "\n".join((*notes(reports), str(table.caption)))
     previous: tuple[str, ...] = ()
     for line in lines(reports):
         source = line.run.data.get(line.task)
@@ -437,8 +454,8 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
             line.quality(line.run.task_metrics[line.task], interval=False).replace("; ", "\n"),
             line.value("token_agreement"),
             f"{line.value('near_ties', 0)}/{line.faults('[bold red]{}[/bold red]')}",
-            escape(line.span("speedup_decode")),
-            escape(line.span("speedup_end_to_end")),
+            escape(line.speedup("speedup_decode")),
+            escape(line.speedup("speedup_end_to_end")),
             f"{line.value('mean_output_tokens', 1)} / {number(line.baseline.get('mean_output_tokens'), 1)}",
         )
         shares = "/".join(line.value(name) for name in ROUTE_COLUMNS)

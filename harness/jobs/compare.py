@@ -1,0 +1,158 @@
+"""Two runs or two sweeps side by side, without measuring anything: ``python -m harness job=compare run=A other=B``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+
+from harness.errors import UserError
+from harness.jobs.report import WIDTH
+from harness.quality import Estimate
+from harness.report.tables import DASH, console_table, markdown_table
+from harness.side_by_side import PAIRED, Compared, Side, compared, differing, matched, pairing_of
+from harness.store import RUN, check_writable, find_runs, is_finished, read, read_config, write_atomic
+
+READING = (
+    "B - A: difference on the same prompts; B / A: ratio. [95 % bootstrap interval over prompts]; one that holds 0, or "
+    "1 for a ratio, tells no difference. A speedup is over the baseline of its own run."
+)
+
+
+def compare(results_dir: str, run: str | None = None, other: str | None = None) -> list[Path]:
+    """Print what differs, write ``results/tables/compare_A_B.md`` and ``.csv``, return their paths.
+
+    ``run`` is A and ``other`` B: ids of runs, run folders, or folders with the runs of a sweep. By default B is the
+    newest finished run, and A the newest finished one besides.
+
+    Raises:
+        UserError: no such run, nothing that both have, or files that cannot be read or written.
+    """
+    names, folders = chosen(Path(results_dir), run, other)
+    a, b = ([Side(*read(folder)[:2], read_config(folder)) for folder in side] for side in folders)
+    pairs, alone = matched(a, b)
+    if not pairs:
+        raise UserError(f"no run of {names[0]!r} has the settings of one of {names[1]!r}: name two runs of them.")
+    numbers: list[Compared] = []
+    notes = [f"only in {side}: {label}" for side, label in alone]
+    changed: dict[tuple[str, str, str], list[str]] = {}
+    for label, mine, theirs in pairs:
+        found, said = compared(label, mine, theirs)
+        numbers += found
+        notes += said
+        for key, values in differing(mine, theirs).items():
+            changed.setdefault((key, *values), []).append(label)
+    if not numbers:
+        raise UserError(f"{names[0]!r} and {names[1]!r} have no arm and prompt in common: {'; '.join(notes)}.")
+    if any(pairing_of(mine.run, theirs.run) != PAIRED for _, mine, theirs in pairs):
+        notes.append("speeds called unpaired: the two were measured on different machines or days, or share a baseline")
+    differences = pd.DataFrame(
+        [
+            {"key": key, "A": mine, "B": theirs, "in": "all" if len(labels) == len(pairs) else "; ".join(labels)}
+            for (key, mine, theirs), labels in changed.items()
+        ]
+    )
+    tables = Path(results_dir) / "tables"
+    check_writable(tables)
+    path = tables / f"compare_{Path(names[0]).name}_{Path(names[1]).name}.md"
+    frame = as_text(numbers)
+    show(frame, differences, notes, names)
+    write_atomic(path, markdown(frame, differences, notes, names))
+    write_atomic(path.with_suffix(".csv"), tidy(numbers).to_csv(index=False, lineterminator="\n"))
+    for written in (path, path.with_suffix(".csv")):
+        print(f"wrote {written}")
+    return [path, path.with_suffix(".csv")]
+
+
+def chosen(results: Path, run: str | None, other: str | None) -> tuple[tuple[str, str], tuple[list[Path], list[Path]]]:
+    """Names and run folders of A and B."""
+    if (run is None) != (other is None):
+        raise UserError("job=compare wants both run=A and other=B, or none of them for the two newest finished runs.")
+    if run is None or other is None:
+        finished = [path.parent for path in sorted((results / "runs").glob(f"*/{RUN}")) if is_finished(path.parent)]
+        if len(finished) < 2:
+            raise UserError(
+                f"{str(results)!r} has {len(finished)} finished runs, two are wanted: run=A other=B names them."
+            )
+        first, second = finished[-2:]
+        return (first.name, second.name), ([first], [second])
+    return (run, other), (folders_of(results, run), folders_of(results, other))
+
+
+def folders_of(results: Path, name: str) -> list[Path]:
+    """The folder of a run, or of all finished runs of a sweep, in order of time."""
+    path = Path(name)
+    if (path / RUN).is_file():
+        return [path]
+    if path.is_dir():
+        runs = sorted(found.parent for pattern in (f"*/{RUN}", f"runs/*/{RUN}") for found in path.glob(pattern))
+        finished = [found for found in runs if is_finished(found)]
+        if not finished:
+            raise UserError(f"{name!r} has no finished run: name a run folder, or a folder with runs.")
+        return finished
+    return find_runs(results, [name])
+
+
+def span(one: Estimate, digits: int, sign: str = "") -> str:
+    if one.value is None:
+        return DASH
+    found = f"{one.value:{sign}.{digits}f}"
+    return (
+        found
+        if one.low is None or one.high is None
+        else f"{found} [{one.low:{sign}.{digits}f}, {one.high:{sign}.{digits}f}]"
+    )
+
+
+def as_text(numbers: Sequence[Compared]) -> pd.DataFrame:
+    """One line a number; the settings of the run only where there are several."""
+    several = any(one.cell for one in numbers)
+    found = []
+    for one in numbers:
+        digits = 2 if one.is_ratio or one.unit == "share" else 1
+        known = one.apart.value is not None
+        found.append(
+            {
+                **({"cell": one.cell} if several else {}),
+                **{"task": one.task, "arm": one.arm, "n": str(one.n), "metric": one.name},
+                **{"A": span(one.a, digits), "B": span(one.b, digits)},
+                "B - A": DASH if one.is_ratio else span(one.apart, digits, "" if one.unit == "share" else "+"),
+                "B / A": span(one.apart, digits) if one.is_ratio else DASH,
+                "pairing": one.pairing if known else DASH,
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def tidy(numbers: Sequence[Compared]) -> pd.DataFrame:
+    """One number a line in full precision, with columns for A's, B's and the difference or ratio."""
+    found = []
+    for one in numbers:
+        line = {key: value for key, value in asdict(one).items() if key not in ("a", "b", "apart")}
+        for name in ("a", "b", "apart"):
+            line |= {f"{name}_{key}": value for key, value in asdict(getattr(one, name)).items()}
+        found.append(line)
+    return pd.DataFrame(found)
+
+
+def markdown(frame: pd.DataFrame, differences: pd.DataFrame, notes: Sequence[str], names: tuple[str, str]) -> str:
+    parts = [f"# {names[0]} and {names[1]}", f"A is `{names[0]}`, B is `{names[1]}`.", markdown_table(frame), READING]
+    parts += ["## What differs in how they were made"]
+    parts += ["Nothing." if differences.empty else markdown_table(differences)]
+    parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def show(frame: pd.DataFrame, differences: pd.DataFrame, notes: Sequence[str], names: tuple[str, str]) -> None:
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = WIDTH
+    for title, shown in ((f"A {names[0]}, B {names[1]}", frame), ("What differs in how they were made", differences)):
+        table = console_table(title, list(shown.columns), "")
+        for row in shown.itertuples(index=False):
+            table.add_row(*(escape(str(cell)) for cell in row))
+        screen.print(table)
+    for note in notes:
+        screen.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,237 @@
+"""Two runs, or two sweeps, on the same prompts: what differs in quality, in speed, and in how they were made.
+
+Runs of two sweeps belong together when they agree in every setting that varies within either sweep. Samples are joined
+by task, example and arm where both runs have the same prompt. Differences are B's minus A's, ratios B's over A's;
+intervals are 95 % bootstraps over prompts, drawn jointly for both runs. Times taken on different machines or days, or
+against a shared baseline, are drawn for each run by itself and called unpaired. Imports no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from harness.compare import (
+    BASELINE,
+    Clock,
+    Interval,
+    Pairs,
+    Samples,
+    bootstrap,
+    decode_seconds,
+    exact_sequence_share,
+    output_tokens,
+    paired,
+    ratio_of_ratios,
+    ratio_of_sums,
+    total_seconds,
+)
+from harness.metrics import cells_of, complete_prompts
+from harness.pairing import baseline_of
+from harness.quality import Estimate, difference, quality
+from harness.records import RunRecord, SampleRecord
+from harness.scoring import METRICS
+
+UNTOLD = frozenset(("run_name", "results_dir", "run", "other", "dry_run", "log"))
+"""Root keys of a config that say nothing of what was measured."""
+MACHINE = ("cpu", "platform", "device", "cores", "threads")
+"""Facts of a run's environment of which one that differs makes another machine."""
+PAIRED, UNPAIRED = "paired", "unpaired across runs"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run: its record, its samples and its config."""
+
+    run: RunRecord
+    samples: Sequence[SampleRecord]
+    config: Mapping[str, Any]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Dotted keys of the config with their values as text."""
+        return flattened({key: value for key, value in self.config.items() if key not in UNTOLD})
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of both runs. ``apart`` is B's minus A's, or B's over A's where ``is_ratio``; ``n`` common prompts."""
+
+    cell: str
+    task: str
+    arm: str
+    name: str
+    unit: str
+    n: int
+    a: Estimate
+    b: Estimate
+    apart: Estimate
+    is_ratio: bool
+    pairing: str
+
+
+def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """
+    >>> flattened({"gate": {"alpha1": 0.5}, "limit": 2})
+    {'gate.alpha1': '0.5', 'limit': '2'}
+    """
+    found: dict[str, str] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        found |= flattened(item, f"{name}.") if isinstance(item, Mapping) and item else {name: str(item)}
+    return found
+
+
+def varying(sides: Sequence[Side]) -> set[str]:
+    """Settings in which the runs of a sweep differ."""
+    every = [side.settings for side in sides]
+    return {key for key in set(chain(*every)) if len({one.get(key) for one in every}) > 1}
+
+
+def matched(a: Sequence[Side], b: Sequence[Side]) -> tuple[list[tuple[str, Side, Side]], list[tuple[str, str]]]:
+    """The runs that belong together, each with the settings that tell it from the others, and those left alone.
+
+    Of several runs of a sweep with the same settings the last one counts. Those left alone: ``A`` or ``B`` and the
+    settings.
+    """
+    if len(a) == len(b) == 1:
+        return [("", a[0], b[0])], []
+    keys = sorted(varying(a) | varying(b))
+    mine, theirs = (
+        {", ".join(f"{key}={side.settings.get(key, 'absent')}" for key in keys): side for side in sides}
+        for sides in (a, b)
+    )
+    alone = [("A", label) for label in mine if label not in theirs] + [
+        ("B", label) for label in theirs if label not in mine
+    ]
+    return [(label, side, theirs[label]) for label, side in mine.items() if label in theirs], alone
+
+
+def differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
+    """Settings and facts that differ, with A's value and B's; a dash stands for one that is absent."""
+    found: dict[str, tuple[str, str]] = {}
+    for mine, theirs in ((a.settings, b.settings), (facts(a.run), facts(b.run))):
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                found[key] = (mine.get(key, "-"), theirs.get(key, "-"))
+    return found
+
+
+def facts(run: RunRecord) -> dict[str, str]:
+    """What a run was made with, its config aside: commit, day, machine, versions, and its prompts."""
+    commit = "none" if run.git_commit is None else run.git_commit[:12] + (" (dirty)" if run.git_dirty else "")
+    found = {"commit": commit, "day": day(run), "status": run.status}
+    found |= {f"machine: {key}": value for key, value in run.env.items() if key != "load_average"}
+    found |= {f"prompts of {task}": sha[:12] for task, sha in run.prompts_sha.items()}
+    return found | {f"data of {task}": source.kind for task, source in run.data.items()}
+
+
+def day(run: RunRecord) -> str:
+    return run.created[:10]
+
+
+def pairing_of(a: RunRecord, b: RunRecord) -> str:
+    """Whether times of the two can be paired: same machine, same day, and no baseline from elsewhere."""
+    same = day(a) == day(b) and all(a.env.get(key) == b.env.get(key) for key in MACHINE)
+    return PAIRED if same and "shared" not in (a.pairing, b.pairing) else UNPAIRED
+
+
+def compared(label: str, a: Side, b: Side) -> tuple[list[Compared], list[str]]:
+    """All numbers of arms and tasks that both runs have, and what had to be left out, in words."""
+    cells = [
+        {
+            (task, arm): {one.example_id: one for one in found}
+            for task, arm, found in cells_of(side.run, complete_prompts(side.run, side.samples))
+        }
+        for side in (a, b)
+    ]
+    notes = [
+        f"{where}{task}, {arm}: only in {name}"
+        for name, mine, theirs in (("A", *cells), ("B", *reversed(cells)))
+        for task, arm in mine
+        if (task, arm) not in theirs
+        for where in [f"{label}: " if label else ""]
+    ]
+    found: list[Compared] = []
+    bases = [{arm.arm: baseline_of(arm.arm, side.samples) for arm in side.run.arms} for side in (a, b)]
+    for (task, arm), mine in cells[0].items():
+        theirs = cells[1].get((task, arm))
+        if theirs is None:
+            continue
+        common = [key for key in sorted(mine) if key in theirs and theirs[key].prompt_sha == mine[key].prompt_sha]
+        if left := len(mine.keys() | theirs.keys()) - len(common):
+            notes.append(f"{task}, {arm}: {left} prompts are not the same in both, or in one alone")
+        if not common:
+            continue
+        ours, others = [mine[key] for key in common], [theirs[key] for key in common]
+        against = [[one for one in known[arm] if one.task == task and one.example_id in common] for known in bases]
+        identity = (label, task, arm)
+        found += qualities(identity, a, ours, others)
+        found += speeds(identity, a, b, paired(ours, against[0]), paired(others, against[1]))
+    return found, list(dict.fromkeys(notes))
+
+
+def qualities(identity: tuple[str, str, str], side: Side, a: Samples, b: Samples) -> list[Compared]:
+    """Each metric of both, and B's minus A's on the same prompts; then the share of equal outputs."""
+    n, seed = len(a), side.run.seed
+    pairs = list(zip(b, a, strict=True))
+    found = []
+    for name in side.run.task_metrics[identity[1]]:
+        metric = METRICS[name]
+        values = (quality(metric, a, seed), quality(metric, b, seed), difference(metric, pairs, seed))
+        found.append(Compared(*identity, name, metric.unit, n, *values, False, PAIRED))
+    same = Estimate(exact_sequence_share(pairs))
+    return [
+        *found,
+        Compared(*identity, "equal_outputs", "share", n, Estimate(None), Estimate(None), same, False, PAIRED),
+    ]
+
+
+def speeds(identity: tuple[str, str, str], a: Side, b: Side, mine: Pairs, theirs: Pairs) -> list[Compared]:
+    """Speedups over each run's own baseline and B's over A's, then tokens/s; nothing of timings that are contended."""
+    seed, n, together = a.run.seed, len(mine), pairing_of(a.run, b.run)
+    if any(one.contended for pair in (*mine, *theirs) for one in pair):
+        mine, theirs = [], []
+    found = []
+    for name, clock in (("speedup_decode", decode_seconds), ("speedup_end_to_end", total_seconds)):
+        if identity[2] != BASELINE:
+            sides = (columns(mine, clock), columns(theirs, clock))
+            found.append((name, "x", *estimates(ratio_of_ratios, sides, seed, together)))
+    rates = (columns(mine, decode_seconds)[:2], columns(theirs, decode_seconds)[:2])
+    found.append(("decode_tokens_per_s", "tokens/s", *estimates(ratio_of_sums, rates, seed, together)))
+    return [Compared(*identity, name, unit, n, *values, True, together) for name, unit, *values in found]
+
+
+def columns(pairs: Pairs, clock: Clock) -> np.ndarray:
+    """Array [4, n]: tokens and seconds of the method, tokens and seconds of its baseline."""
+    rows = [(output_tokens(one), clock(one), output_tokens(base), clock(base)) for one, base in pairs]
+    return np.array(rows, dtype=float).reshape(-1, 4).T
+
+
+def estimates(rate: Any, sides: tuple[np.ndarray, np.ndarray], seed: int, together: str) -> list[Estimate]:
+    """``rate(*columns)`` of A, of B, and B's over A's; ``sides``: arrays [arguments, n]."""
+    a, b = sides
+    n, wide = a.shape[1], len(a)
+    if not n:
+        return [Estimate(None)] * 3
+
+    def ratio(*drawn: Any, axis: int = -1) -> Any:
+        return rate(*drawn[wide:], axis=axis) / rate(*drawn[:wide], axis=axis)
+
+    def apart(first: Any, second: Any, axis: int = -1) -> Any:
+        return ratio(*a[:, first.astype(int)], *b[:, second.astype(int)], axis=axis)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = [float(rate(*a)), float(rate(*b)), float(ratio(*a, *b))]
+    bounds = [bootstrap(partial(rate), side, seed) for side in sides]
+    places = np.array([np.arange(n), np.arange(n)], dtype=float)
+    bounds.append(bootstrap(apart, places, seed, paired=together == PAIRED))
+    return [estimate(value, interval) for value, interval in zip(values, bounds, strict=True)]
+
+
+def estimate(value: float, interval: Interval) -> Estimate:
+    low, high = interval or (None, None)
+    return Estimate(value if np.isfinite(value) else None, None, low, high)

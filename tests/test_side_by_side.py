@@ -1,0 +1,150 @@
+"""Two runs side by side: what is joined, what differs, and when their times may be paired."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness import compare as statistics
+from harness.compare import BASELINE
+from harness.errors import UserError
+from harness.jobs.compare import compare
+from harness.records import RunRecord, SampleRecord
+from harness.side_by_side import Side, compared, differing, flattened, matched, pairing_of
+from harness.store import RunFolder
+from tests.rows import run_record, sample
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 300)
+
+
+def made(
+    name: str, seconds: float = 1.0, prompts: int = 4, wrong: int = 0, **settings: Any
+) -> tuple[RunRecord, list[SampleRecord], dict[str, Any]]:
+    """A run whose method takes ``seconds`` for what the baseline does in 2, and is wrong on the first prompts."""
+    samples = []
+    for index in range(prompts):
+        for arm, spent in ((BASELINE, 2.0), ("via_sd", seconds)):
+            said = "5" if arm != BASELINE and index < wrong else "4"
+            one = sample(arm=arm, example=str(index), tokens=10, decode_s=spent * (1 + index), prediction=said)
+            samples.append(replace(one, run_id=name))
+    config = {"name": "x", "results_dir": name, "gamma": 5, "gate": {"alpha1": 0.5}} | settings
+    return replace(run_record(), run_id=name, env={"cpu": "a", "load_average": name}), samples, config
+
+
+def side(*arguments: Any, **settings: Any) -> Side:
+    return Side(*made(*arguments, **settings))
+
+
+def written(folder: Path, *arguments: Any, **settings: Any) -> str:
+    run, samples, config = made(*arguments, **settings)
+    place = RunFolder.create(folder, run, config)
+    for one in samples:
+        place.append(one)
+    place.finish({"samples": len(samples)})
+    return run.run_id
+
+
+def test_a_known_change_of_speed_and_quality_comes_out() -> None:
+    found, notes = compared("", side("a", 1.0), side("b", 0.5, wrong=1))
+    known = {(one.arm, one.name): one for one in found}
+    speed = known["via_sd", "speedup_decode"]
+    assert (speed.a.value, speed.b.value, speed.apart.value) == pytest.approx((2.0, 4.0, 2.0))
+    assert speed.apart.low == pytest.approx(2.0) == speed.apart.high, "the same prompts are drawn for both"
+    assert known["via_sd", "decode_tokens_per_s"].apart.value == pytest.approx(2.0)
+    right = known["via_sd", "exact_match"]
+    assert (right.a.value, right.b.value, right.apart.value) == pytest.approx((100.0, 75.0, -25.0))
+    assert right.apart.low is not None and right.apart.low < -25 < 0 == right.apart.high
+    assert known[BASELINE, "decode_tokens_per_s"].apart.value == pytest.approx(1.0) and notes == []
+
+
+def test_times_of_two_machines_or_days_are_not_paired() -> None:
+    a = side("a")
+    assert pairing_of(a.run, a.run) == "paired"
+    other = [
+        replace(a.run, env={"cpu": "b"}),
+        replace(a.run, created="2026-02-01T09:15:00Z"),
+        replace(a.run, pairing="shared"),
+    ]
+    assert [pairing_of(a.run, one) for one in other] == ["unpaired across runs"] * 3
+    far = replace(side("b"), run=replace(side("b").run, created="2026-02-01T09:15:00Z"))
+    (speed,) = [one for one in compared("", a, far)[0] if (one.arm, one.name) == ("via_sd", "decode_tokens_per_s")]
+    assert speed.pairing == "unpaired across runs"
+    assert speed.apart.low is not None and speed.apart.high is not None
+    assert speed.apart.low < 1 < speed.apart.high, "each run is drawn by itself"
+
+
+def test_only_prompts_that_are_the_same_are_joined() -> None:
+    b = side("b")
+    changed = [replace(one, prompt_sha="other") if one.example_id == "3" else one for one in b.samples]
+    found, notes = compared("", side("a"), replace(b, samples=changed))
+    assert {one.n for one in found} == {3} and "1 prompts are not the same" in notes[0]
+    lone = [replace(one, arm="swift") if one.arm == "via_sd" else one for one in b.samples]
+    arms = tuple(replace(arm, arm="swift") if arm.arm == "via_sd" else arm for arm in b.run.arms)
+    found, notes = compared("", side("a"), replace(b, samples=lone, run=replace(b.run, arms=arms)))
+    assert {one.arm for one in found} == {BASELINE}
+    assert notes == ["translation, via_sd: only in A", "translation, swift: only in B"]
+
+
+def test_contended_timings_are_not_compared() -> None:
+    b = side("b")
+    disturbed = [
+        replace(one, contended="x") if (one.arm, one.example_id) == ("via_sd", "1") else one for one in b.samples
+    ]
+    known = {(one.arm, one.name): one for one in compared("", side("a"), replace(b, samples=disturbed))[0]}
+    assert known["via_sd", "speedup_decode"].apart.value is None is known["via_sd", "speedup_decode"].a.value
+    assert known["via_sd", "exact_match"].apart.value == 0
+
+
+def test_what_differs_is_said_and_nothing_else() -> None:
+    assert flattened({"a": {"b": [1], "c": {}}}) == {"a.b": "[1]", "a.c": "{}"}
+    a, b = side("a"), side("b", gate={"alpha1": 0.7})
+    assert differing(a, b) == {"gate.alpha1": ("0.5", "0.7")}, "no name, no folder, no load"
+    b = replace(b, run=replace(b.run, git_commit="1" * 40, env={"cpu": "b"}))
+    assert differing(a, b).keys() == {"gate.alpha1", "commit", "machine: cpu"}
+
+
+def test_runs_of_two_sweeps_are_joined_by_what_varies_in_them() -> None:
+    a = [side("a1", gamma=3), side("a2", gamma=5)]
+    b = [side("b2", gamma=5, limit=9), side("b3", gamma=7, limit=9)]
+    pairs, alone = matched(a, b)
+    assert [(label, mine.run.run_id, theirs.run.run_id) for label, mine, theirs in pairs] == [("gamma=5", "a2", "b2")]
+    assert alone == [("A", "gamma=3"), ("B", "gamma=7")]
+
+
+def test_the_job_writes_a_page_and_a_tidy_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seconds in (("20260101T000000Z-a", 1.0), ("20260102T000000Z-b", 0.5)):
+        written(tmp_path, name, seconds)
+    page, table = compare(str(tmp_path))
+    assert page.name == "compare_20260101T000000Z-a_20260102T000000Z-b.md", "the two newest, the older one first"
+    text = page.read_text()
+    assert "2.00 [2.00, 2.00]" in text and "speedup_decode" in text
+    frame = pd.read_csv(table)
+    found = {(one["arm"], one["name"]): one for one in frame.to_dict("records")}
+    line = found["via_sd", "speedup_decode"]
+    assert (line["a_value"], line["b_value"], line["apart_value"]) == pytest.approx((2.0, 4.0, 2.0))
+    assert "speedup_decode" in capsys.readouterr().out
+    other = tmp_path / "sweep"
+    for index, gamma in enumerate((3, 5)):
+        written(other, f"2026010{index}T000000Z-s", 1.0, gamma=gamma)
+    page, _ = compare(str(tmp_path), str(other), str(other))
+    assert "gamma=3" in page.read_text() and "gamma=5" in page.read_text()
+
+
+def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="0 finished runs, two are wanted"):
+        compare(str(tmp_path))
+    name = written(tmp_path, "a")
+    with pytest.raises(UserError, match="wants both run=A and other=B"):
+        compare(str(tmp_path), run=name)
+    with pytest.raises(UserError, match="'b'"):
+        compare(str(tmp_path), run=name, other="b")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="has no finished run"):
+        compare(str(tmp_path), run=name, other=str(tmp_path / "empty"))
+    assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["pairing"] == "once"
