@@ -22,6 +22,8 @@ PACKAGES = (
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 PRODUCED = (
     "results/runs",
+    "results/claims",
+    "results/sweeps",
     "results/tables",
     "results/figures",
     "results/speed",

@@ -134,6 +134,7 @@ class SampleRecord:
     ``scores``  per-sample quality by metric name; None where the metric has no value for this sample.
     ``peak_bytes``  the allocator's peak on CUDA during this sample, what the run's other arms hold included; None
     elsewhere.
+    ``resumed``  measured by another process than other arms of the same prompt: the run was killed between them.
     """
 
     run_id: str
@@ -151,6 +152,7 @@ class SampleRecord:
     decode_s: float
     peak_bytes: int | None
     generation: Generation
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,14 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Identity of a run, ``run.json``. ``status`` is ``running``, ``finished`` or ``failed``."""
+    """Identity of a run, ``run.json``. ``status`` is ``running``, ``finished`` or ``failed``.
+
+    ``cell``  16 hex digits of everything that can change its numbers, and ``parts`` what was hashed, by name; None of a
+    run from before there were cells. ``sweep`` is the sweep that it was first measured for.
+    ``prompts``  of all tasks; each is decoded by every arm.
+    ``resumed``  times that it was gone on with after it was killed or failed; ``split`` prompts whose arms were not all
+    measured by one process, ``dropped`` half-written lines that this took away. ``error`` why it failed.
+    """
 
     run_id: str
     schema: int
@@ -249,6 +258,14 @@ class RunRecord:
     git_dirty: bool | None
     env: Mapping[str, str]
     status: str
+    cell: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    sweep: str | None = None
+    prompts: int = 0
+    resumed: int = 0
+    split: int = 0
+    dropped: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +274,7 @@ class MetricRow:
 
     ``value`` is None where undefined (0/0) and prints as a dash. ``low`` and ``high`` bound a 95 % interval, None when
     there is none. ``source`` is ``ours`` or ``paper``. ``stderr`` is the standard error of a quality, else None.
+    ``cell`` is the run's.
     """
 
     run_id: str
@@ -272,3 +290,4 @@ class MetricRow:
     n: int
     source: str
     stderr: float | None = None
+    cell: str | None = None

@@ -20,7 +20,7 @@ DECODING = (
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
-    *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
+    *("harness.slim_fidelity.measure", "harness.jobs.fidelity", "harness.jobs.models"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
@@ -29,6 +29,8 @@ RING = (
     *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
+    *("harness.cells", "harness.claims", "harness.resume", "harness.sweeps"),
+    *("harness.jobs.live", "harness.jobs.status"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
@@ -68,6 +70,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "compare": frozenset(("errors", "records")),
     "quality": frozenset(("records", "scoring", "compare")),
     "fidelity": frozenset(("records", "compare")),
+    "cells": frozenset(("environment", "model", "records", "store")),
+    "claims": frozenset(("errors", "store")),
+    "resume": frozenset(("errors", "records", "store")),
+    "sweeps": frozenset(("harness", "cells", "errors", "records", "store")),
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
@@ -99,10 +105,11 @@ ALLOWED: dict[str, frozenset[str]] = {
         "proposals",
         "slim_fidelity",
     }
-    | {"training", "audit", "preflight", "execution"},
+    | {"training", "audit", "preflight", "execution"}
+    | {"harness", "cells", "claims", "resume", "sweeps"},
     "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "execution")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
-    "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
+    "launch": frozenset(("harness", "errors", "config", "help", "preflight", "plan", "claims", "sweeps")),
     "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }

@@ -1,17 +1,21 @@
 """Decode every prompt of every task with every arm, interleaved; time, score, store, tabulate. Read top to bottom."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
+from harness import sweeps
+from harness.cells import Cell, cell_of
+from harness.claims import Claim, claimed
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
@@ -21,6 +25,8 @@ from harness.divergence import divergences
 from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.execution.programs import permit, score
+from harness.jobs.live import Tally, columns
+from harness.jobs.models import loaded_once
 from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.model.load import Model
@@ -38,9 +44,10 @@ from harness.records import (
 )
 from harness.report.tables import build
 from harness.rescore import fidelity_records
+from harness.resume import Key, by_key, finished_or_begun, gone_on_with, key_of
 from harness.sampling import RandomChooser, Sampling
 from harness.scoring import METRICS, with_companions
-from harness.store import RunFolder, check_writable, new_run_id, read_config
+from harness.store import RunData, RunFolder, check_writable, new_run_id, read_config
 from harness.timing import Clock, peak_bytes, reset_peak, synced_clock, warm_up, without_asides
 
 ENOUGH_BLOCKS = 50
@@ -55,13 +62,18 @@ def bench(
     log: Logger,
     config: str,
     fidelity: bool = True,
+    rerun: bool = True,
 ) -> Path:
     """Run the comparison and return the run folder.
+
+    One that is finished is not measured again, and one that was killed is gone on with, unless ``rerun`` says so. In a
+    sweep tables and figures are left to its end.
 
     The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
     ``fidelity``: score every output again with the full verifier, when all are decoded.
 
     Raises:
+        Busy: another process is measuring this very cell.
         UserError: whatever can be known to be missing or wrong before the first prompt is decoded.
     """
     screen = Console(stderr=True)
@@ -72,43 +84,71 @@ def bench(
     for kind in ("runs", "tables", "figures"):
         check_writable(results / kind)
     loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
-    verifier = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
+    verifier = loaded_once(model, lambda line: screen.print(line, style="dim", highlight=False))
     prompts = [
         prompt for name, (found, _) in loaded.items() for prompt in make_prompts(verifier, name, tasks[name], found)
     ]
-    decoders = build_arms(settings, verifier, methods, prompts)
-    run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
-
-    warn_of_load(run, screen)
-    screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
-    folder = RunFolder.create(settings.results_dir, run, config)
-    chosen = read_config(folder.path)
-    samples: list[SampleRecord] = []
-    differing: list[Divergence] = []
-    try:
-        log.start(run, chosen)
-        for record in measure(settings, verifier, decoders, prompts, run.run_id, screen):
-            folder.append(record)
-            if isinstance(record, Divergence):
-                differing.append(record)
-            else:
-                log.sample(record)
-                samples.append(record)
-        scored = list(scored_again(settings, decoders, prompts, samples, screen)) if fidelity else []
-        for one in scored:
-            folder.append(one)
-        report = build(run, samples, chosen, divergences=differing, fidelity=scored)
-        log.summary(report.rows)
-        folder.finish({"samples": len(samples), "rows": report.rows, "scorers": report.scorers})
-    except BaseException:
-        folder.fail()
-        raise
-    finally:
-        log.close()
-    warn_of_drafters(run, samples, screen)
-    write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
-    screen.print(f"run folder {folder.path}", highlight=False, markup=False, soft_wrap=True)
+    data = {name: source for name, (_, source) in loaded.items()}
+    cell = cell_of(yaml.safe_load(config), facts(verifier), data, prompts_sha(tasks, prompts), verifier.folder)
+    with claimed(results, cell.key) as claim:
+        finished, begun = (None, None) if rerun else finished_or_begun(results, cell.key)
+        if finished is not None:
+            note("skipped", cell, finished.name)
+            tell(screen, f"cell {cell.key} is finished: {finished} (rerun=true measures it again)")
+            return finished
+        decoders = build_arms(settings, verifier, methods, prompts)
+        run = describe(settings, verifier, decoders, tasks, data, prompts, cell)
+        warn_of_load(run, screen)
+        screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
+        if begun is None:
+            folder, before = RunFolder.create(results, run, config), RunData(run, (), 0, ())
+        else:
+            folder, before = gone_on_with(begun, run)
+            tell(screen, f"going on with {begun}, where {len(before.samples)} samples are")
+        note("running", cell, folder.path.name)
+        chosen = read_config(folder.path)
+        samples, differing, scored = list(before.samples), list(before.divergences), list(before.fidelity)
+        judged = {key_of(one) for one in differing}
+        try:
+            log.start(folder.run, chosen)
+            done = by_key(before.samples)
+            for record in measure(settings, verifier, decoders, prompts, folder.run.run_id, screen, done):
+                if isinstance(record, Divergence) and key_of(record) in judged:
+                    continue
+                claim.check()
+                folder.append(record)
+                if isinstance(record, Divergence):
+                    differing.append(record)
+                else:
+                    log.sample(record)
+                    samples.append(record)
+            for one in scored_again(settings, decoders, prompts, samples, screen, scored) if fidelity else ():
+                claim.check()
+                folder.append(one)
+                scored.append(one)
+            report = build(folder.run, samples, chosen, divergences=differing, fidelity=scored)
+            log.summary(report.rows)
+            folder.finish({"cell": cell.key, "samples": len(samples), "rows": report.rows, "scorers": report.scorers})
+        except BaseException as error:
+            folder.fail(" ".join(f"{type(error).__name__}: {error}".split()))
+            raise
+        finally:
+            log.close()
+    warn_of_drafters(folder.run, samples, screen)
+    if sweeps.current() is None:
+        write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
+    tell(screen, f"run folder {folder.path}")
     return folder.path
+
+
+def tell(screen: Console, line: str) -> None:
+    screen.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def note(state: str, cell: Cell, run_id: str) -> None:
+    """In a sweep, write down which run its cell has become."""
+    if (place := sweeps.current()) is not None:
+        place.note(state, cell=cell.key, run_id=run_id)
 
 
 def warn_of_load(run: RunRecord, screen: Console) -> None:
@@ -179,20 +219,17 @@ def describe(
     tasks: Mapping[str, Task],
     data: Mapping[str, DataSource],
     prompts: Sequence[Prompt],
+    cell: Cell,
 ) -> RunRecord:
     """The run's identity: everything a table must say beside its numbers."""
     commit, dirty = git_state()
-    devices = model.transformer.devices
-    facts = {
-        "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
-        "dtype": str(model.transformer.dtype).removeprefix("torch."),
-        "threads": str(torch.get_num_threads()),
+    about_arms = {
         **slim_facts(model, {name: decoder.method for name, decoder in decoders.items()}),
         "numerics": settings.numerics,
         "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),
     }
     return RunRecord(
-        run_id=new_run_id(settings.run_name or settings.name),
+        run_id=free_run_id(settings, cell),
         schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         model=model.name,
@@ -203,16 +240,46 @@ def describe(
             for name, m in ((name, decoder.method) for name, decoder in decoders.items())
         ),
         data=data,
-        prompts_sha={
-            name: hashlib.sha256("".join(p.sha for p in prompts if p.name == name).encode()).hexdigest()
-            for name in tasks
-        },
+        prompts_sha=prompts_sha(tasks, prompts),
         task_metrics={name: with_companions(task.metrics) for name, task in tasks.items()},
         git_commit=commit,
         git_dirty=dirty,
-        env=environment() | facts,
+        env=facts(model) | about_arms,
         status="running",
+        cell=cell.key,
+        parts=cell.parts,
+        sweep=place.sweep if (place := sweeps.current()) is not None else None,
+        prompts=len(prompts),
     )
+
+
+def facts(model: Model) -> dict[str, str]:
+    """The machine, the installed versions, and how the model runs on it."""
+    devices = model.transformer.devices
+    return environment() | {
+        "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
+        "dtype": str(model.transformer.dtype).removeprefix("torch."),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def prompts_sha(tasks: Iterable[str], prompts: Sequence[Prompt]) -> dict[str, str]:
+    """A digest of each task's prompts."""
+    return {
+        name: hashlib.sha256("".join(p.sha for p in prompts if p.name == name).encode()).hexdigest() for name in tasks
+    }
+
+
+def free_run_id(settings: RunSettings, cell: Cell) -> str:
+    """The id of a new run: of this second, or of the next one where the same cell was measured in it already."""
+    time = datetime.now(UTC)
+    while (Path(settings.results_dir) / "runs" / (run_id := new_id(settings, cell, time))).exists():
+        time += timedelta(seconds=1)
+    return run_id
+
+
+def new_id(settings: RunSettings, cell: Cell, time: datetime) -> str:
+    return new_run_id(settings.run_name or settings.name, time, cell.key)
 
 
 def measure(
@@ -222,8 +289,11 @@ def measure(
     prompts: list[Prompt],
     run_id: str,
     screen: Console,
+    done: Mapping[Key, SampleRecord],
 ) -> Iterator[SampleRecord | Divergence]:
     """Warm up, then decode prompt by prompt with all arms, whose order turns and after each full turn is reversed.
+
+    What is ``done`` is not decoded again, and not yielded; its divergences may be.
 
     When all have decoded a prompt, what of the lossless arms differs from greedy is judged. A further turn of a
     conversation is put into ``prompts`` as it is decoded, with the baseline's answer to the turn before.
@@ -232,15 +302,18 @@ def measure(
     clock = synced_clock(model.transformer.device)  # the last one: it has the logits, so the others are done by then
     largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
     names = list(decoders)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=screen) as progress:
-        bar = progress.add_task("warming up", total=len(prompts) * len(names))
+    tally = Tally(sweeps.progress())
+    with Progress(*columns(), console=screen) as progress:
+        bar = progress.add_task("warming up", total=len(prompts) * len(names), completed=len(done), rates=tally.text)
         for decoder in decoders.values():
             warm(decoder, largest, settings.max_new_tokens)
         answers: dict[tuple[str, str], tuple[Prompt, str]] = {}
         for index in range(len(prompts)):
             prompts[index] = prompt = gone_on(model, prompts[index], answers, settings.max_new_tokens)
-            for name, decoder in decoders.items():  # the first prefill of a length is slower; nobody is timed on it
+            known = {name: done[key] for name in names if (key := (prompt.name, prompt.example.id, name)) in done}
+            for name, decoder in (
+                () if len(known) == len(names) else decoders.items()
+            ):  # the first prefill of a length is slower; nobody is timed on it
                 if name == BASELINE or len(decoder.method.tiers.prefilled) > 1:
                     decoder.prefill(prompt.ids)
             turn, place = divmod(index, len(names))
@@ -249,6 +322,10 @@ def measure(
             for name in reversed(order) if turn % 2 else order:
                 progress.update(bar, description=f"{prompt.name}, {name}")
                 stop = StopRule(settings.max_new_tokens, model.tokenizer.eos_ids, prompt.stop, model.tokenizer.decode)
+                if name in known:
+                    decoded[name] = known[name]
+                    learn_again(decoders[name], prompt, known[name], stop, seed_of(settings.seed, prompt))
+                    continue
                 reset_peak(*devices)
                 generation, prefill_s, decode_s = timed(
                     decoders[name], prompt.ids, stop, seed_of(settings.seed, prompt), clock
@@ -271,14 +348,24 @@ def measure(
                     decode_s=decode_s,
                     peak_bytes=peak_bytes(*devices),
                     generation=generation,
+                    resumed=bool(known),
                 )
                 yield decoded[name]
-                progress.advance(bar)
+                progress.update(bar, advance=1, rates=tally.add(decoded[name]))
             answers[prompt.name, prompt.example.id] = (prompt, decoded[BASELINE].text)
             if settings.temperature == 0:
                 exact = [decoded[name] for name in names if name != BASELINE and decoders[name].method.lossless]
                 noise = 0.0 if settings.numerics == "fixed_shape" else None
                 yield from divergences(decoders[BASELINE].method.tiers, prompt.ids, decoded[BASELINE], exact, noise)
+
+
+def learn_again(decoder: Decoder, prompt: Prompt, sample: SampleRecord, stop: StopRule, seed: int) -> None:
+    """Bring a method, and its drafter, to what they knew after a prompt that another process has decoded."""
+    if getattr(decoder.method, "learns_in_steps", False):
+        decoder.prefill(prompt.ids)
+        decoder.decode(stop, RandomChooser(seed, decoder.method.tiers.model.device))
+    else:
+        decoder.method.finish((*prompt.ids, *sample.generation.token_ids))
 
 
 def scored(prompt: Prompt, text: str) -> tuple[str, dict[str, float | None]]:
@@ -296,13 +383,17 @@ def scored_again(
     prompts: Sequence[Prompt],
     samples: Sequence[SampleRecord],
     screen: Console,
+    done: Sequence[FidelityRecord] = (),
 ) -> Iterator[FidelityRecord]:
-    """Every output, its text given: a pass of its own, when nothing is timed any more."""
+    """Every output but those ``done``, its text given: a pass of its own, when nothing is timed any more."""
+    known = {key_of(one) for one in done}
     screen.print(f"scoring {len(samples)} outputs again", style="dim")
     methods = {name: decoder.method for name, decoder in decoders.items()}
     for prompt in prompts:
         mine = [one for one in samples if (one.task, one.example_id) == (prompt.name, prompt.example.id)]
-        yield from fidelity_records(methods, prompt.ids, mine, settings.temperature)
+        if not {key_of(one) for one in mine} <= known:
+            found = fidelity_records(methods, prompt.ids, mine, settings.temperature)
+            yield from (one for one in found if key_of(one) not in known)
 
 
 def warm(decoder: Decoder, largest: int, new_tokens: int) -> None:
