@@ -15,6 +15,7 @@ import secrets
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,8 +155,6 @@ def now_in(folder: Path) -> float:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_mtime
     except OSError:
-        import time
-
         return time.time()
 
 

@@ -41,8 +41,8 @@ class SweepRecord:
 class CellRecord:
     """What became of a cell of a sweep, ``cells/<index>.json``.
 
-    ``state``  ``running``; ``finished``, measured in this launch; ``skipped``, finished before; ``busy``, another worker
-    had it; ``failed``, with ``error`` in one line and whether it is the user's to mend.
+    ``state``  ``running``; ``finished``, measured in this launch; ``skipped``, finished before; ``busy``, with another
+    worker; ``failed``, with ``error`` in one line and whether it is the user's to mend.
     ``cell`` and ``run_id`` are None until the run has got that far, and of jobs that are no bench.
     """
 

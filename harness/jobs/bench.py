@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from harness import sweeps
 from harness.cells import Cell, cell_of
-from harness.claims import Claim, claimed
+from harness.claims import claimed
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
@@ -311,10 +311,8 @@ def measure(
         for index in range(len(prompts)):
             prompts[index] = prompt = gone_on(model, prompts[index], answers, settings.max_new_tokens)
             known = {name: done[key] for name in names if (key := (prompt.name, prompt.example.id, name)) in done}
-            for name, decoder in (
-                () if len(known) == len(names) else decoders.items()
-            ):  # the first prefill of a length is slower; nobody is timed on it
-                if name == BASELINE or len(decoder.method.tiers.prefilled) > 1:
+            for name, decoder in decoders.items():  # the first prefill of a length is slower; nobody is timed on it
+                if len(known) < len(names) and (name == BASELINE or len(decoder.method.tiers.prefilled) > 1):
                     decoder.prefill(prompt.ids)
             turn, place = divmod(index, len(names))
             order = names[place:] + names[:place]

@@ -1,4 +1,4 @@
-"""What a bench run shows while it decodes. Only counting happens here; it is done between samples, when no clock runs."""
+"""What a bench run shows while it decodes. Counting is done between samples, when no clock runs."""
 
 from rich.progress import (
     BarColumn,
