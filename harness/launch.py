@@ -129,7 +129,7 @@ class PreflightOfSweep(Callback):
                 close(self.folder, self.launch)
             failed = sweeps.failures(self.folder, self.launch)
         if failed:
-            Console(stderr=True).print(failure_list(failed))
+            Console(stderr=True).print(failure_list(failed, sweeps.read_sweep(self.folder)))
             raise SystemExit(REFUSED if all(one.mendable for one in failed) else FAILED)
 
 
@@ -155,11 +155,12 @@ def close(folder: Path, launch: str) -> None:
     Console(stderr=True).print(f"sweep {folder.name}: {counts}; {folder}", highlight=False, soft_wrap=True)
 
 
-def failure_list(failed: list[sweeps.CellRecord]) -> Table:
+def failure_list(failed: list[sweeps.CellRecord], sweep: sweeps.SweepRecord) -> Table:
     """The closing list."""
     table = Table("cell", "overrides", "error", title=f"{len(failed)} failed", title_justify="left", box=None)
     for one in failed:
-        table.add_row(str(one.index + 1), escape(one.overrides), escape(one.error or ""))
+        overrides = sweeps.told_apart(one.overrides, sweep.overrides)
+        table.add_row(str(one.index + 1), escape(overrides), escape(one.error or ""))
     return table
 
 

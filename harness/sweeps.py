@@ -146,6 +146,16 @@ def launched() -> tuple[Path, str] | None:
     return (Path(folder), launch) if bar else None
 
 
+def told_apart(overrides: str, every: Sequence[str]) -> str:
+    """What of a cell's overrides not all cells have.
+
+    >>> told_apart("task=qa gamma=3", ["task=qa gamma=3", "task=qa gamma=4"])
+    'gamma=3'
+    """
+    common = set.intersection(*(set(one.split()) for one in every)) if every else set()
+    return " ".join(one for one in overrides.split() if one not in common) or overrides
+
+
 # Reading.
 
 

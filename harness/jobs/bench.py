@@ -219,9 +219,9 @@ def describe(
     tasks: Mapping[str, Task],
     data: Mapping[str, DataSource],
     prompts: Sequence[Prompt],
-    cell: Cell,
+    cell: Cell | None = None,
 ) -> RunRecord:
-    """The run's identity: everything a table must say beside its numbers."""
+    """The run's identity: everything a table must say beside its numbers. Without a cell it is a run of another job."""
     commit, dirty = git_state()
     about_arms = {
         **slim_facts(model, {name: decoder.method for name, decoder in decoders.items()}),
@@ -246,8 +246,8 @@ def describe(
         git_dirty=dirty,
         env=facts(model) | about_arms,
         status="running",
-        cell=cell.key,
-        parts=cell.parts,
+        cell=None if cell is None else cell.key,
+        parts={} if cell is None else cell.parts,
         sweep=place.sweep if (place := sweeps.current()) is not None else None,
         prompts=len(prompts),
     )
@@ -270,16 +270,14 @@ def prompts_sha(tasks: Iterable[str], prompts: Sequence[Prompt]) -> dict[str, st
     }
 
 
-def free_run_id(settings: RunSettings, cell: Cell) -> str:
+def free_run_id(settings: RunSettings, cell: Cell | None) -> str:
     """The id of a new run: of this second, or of the next one where the same cell was measured in it already."""
-    time = datetime.now(UTC)
-    while (Path(settings.results_dir) / "runs" / (run_id := new_id(settings, cell, time))).exists():
+    time, runs = datetime.now(UTC), Path(settings.results_dir) / "runs"
+    while True:
+        run_id = new_run_id(settings.run_name or settings.name, time, None if cell is None else cell.key)
+        if not (runs / run_id).exists():
+            return run_id
         time += timedelta(seconds=1)
-    return run_id
-
-
-def new_id(settings: RunSettings, cell: Cell, time: datetime) -> str:
-    return new_run_id(settings.run_name or settings.name, time, cell.key)
 
 
 def measure(

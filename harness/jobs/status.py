@@ -153,7 +153,7 @@ def sweep_tables(folder: Path) -> list[Table]:
     for cell, state, run in states:
         row = ["", DASH, DASH, DASH, DASH] if run is None else numbers(run)
         last = (cell.error if state == "failed" else None) or cell.run_id or DASH
-        table.add_row(escape(cell.overrides), state, *row, escape(last))
+        table.add_row(escape(sweeps.told_apart(cell.overrides, record.overrides)), state, *row, escape(last))
     return [summary, table]
 
 
