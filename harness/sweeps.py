@@ -1,8 +1,8 @@
-"""A sweep on disk: ``results/sweeps/<id>/`` with what its cells are, and a file for each that was begun.
+"""A sweep on disk: ``results/sweeps/<id>/`` with what its cells are, and a file for each cell that a launch has begun.
 
 Cells of a sweep may run in other processes and on other machines (joblib, Slurm, Ray), so what became of them is read
 from here and from nowhere else. The id is a hash of the cells' configs: the same sweep, again or in shards, has the
-same folder. ``launch`` tells the times that it was started apart.
+same folder, and several launches of it may run at once. No two write the same file.
 """
 
 import json
@@ -39,7 +39,7 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CellRecord:
-    """What became of a cell of a sweep, ``cells/<index>.json``.
+    """What a launch made of a cell, ``cells/<index>-<launch>.json``.
 
     ``state``  ``running``; ``finished``, measured in this launch; ``skipped``, finished before; ``busy``, with another
     worker; ``failed``, with ``error`` in one line and whether it is the user's to mend.
@@ -109,7 +109,7 @@ class SweepCell:
         """
         ended = None if state == "running" else now()
         self.record = replace(self.record, state=state, ended=ended, **facts)
-        path = self.folder / CELLS / f"{self.record.index:05}.json"
+        path = self.folder / CELLS / f"{self.record.index:05}-{digest(self.record.launch)}.json"
         with writing(path):
             write_atomic(path, json.dumps(to_json(self.record)) + "\n")
 
@@ -179,20 +179,27 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def read_cells(folder: Path, launch: str | None = None) -> list[CellRecord]:
-    """What became of the cells that were begun, in order; of one launch alone where it is named.
+    """What became of the cells that were begun, in order; in one launch where that is named, else in all together.
+
+    Of several launches that which finished a cell counts, else the last one that did not leave it to another.
 
     Raises:
         UserError: a file that is broken.
     """
-    found = []
+    found: dict[int, CellRecord] = {}
     for path in sorted((folder / CELLS).glob("*.json")):
         try:
             record: CellRecord = from_json(CellRecord, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: not a cell of a sweep ({error}): delete the file.") from error
         if launch in (None, record.launch):
-            found.append(record)
-    return found
+            found[record.index] = max(found.get(record.index, record), record, key=weight)
+    return [found[index] for index in sorted(found)]
+
+
+def weight(record: CellRecord) -> tuple[int, str]:
+    """Larger of what says more about a cell."""
+    return {"busy": 0, "running": 1, "failed": 1, "skipped": 2, "finished": 2}[record.state], record.launch
 
 
 def failures(folder: Path, launch: str) -> list[CellRecord]:
