@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
@@ -121,6 +122,11 @@ class PreflightOfSweep(Callback):
             self.folder = sweeps.begun(cells, runs, (root / sweeps.FOLDER).absolute())
             self.launch = sweeps.launch_id()
             tell(config, f"{self.folder}|{self.launch}")
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        # The launcher keeps what each job returned until all are done: with its configs memory would grow by the cell.
+        if sweeps.VARIABLE in (config.hydra.job.env_set or {}):
+            job_return.cfg = job_return.hydra_cfg = None
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         with one_line_errors():

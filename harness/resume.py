@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.records import Divergence, FidelityRecord, RunRecord, SampleRecord
-from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read
+from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read, writing
 
 Key = tuple[str, str, str]
 """Task, example and arm."""
@@ -42,12 +42,11 @@ def gone_on_with(path: Path, now: RunRecord) -> tuple[RunFolder, RunData]:
     Raises:
         UserError: files that cannot be read, or a folder of a newer version or another cell.
     """
-    for name in FILES.values():
-        (path / name).touch()
     data = read(path)
     if data.run.cell != now.cell:
         raise UserError(f"{path}: cell {data.run.cell}, want {now.cell}: delete the folder, or set rerun=true.")
-    dropped = sum(mend(path / name) for name in FILES.values())
+    with writing(path):
+        dropped = sum(mend(path / name) for name in FILES.values())
     run = replace(
         data.run,
         status="running",
@@ -57,7 +56,8 @@ def gone_on_with(path: Path, now: RunRecord) -> tuple[RunFolder, RunData]:
         split=data.run.split + split_prompts(data.samples, len(data.run.arms)),
     )
     folder = RunFolder(path, run)
-    folder.set_status("running")
+    with writing(path):
+        folder.set_status("running")
     return folder, data._replace(run=run)
 
 

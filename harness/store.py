@@ -204,11 +204,12 @@ class RunFolder:
                 f"run folder {str(path)!r} exists already: delete it or choose another run_name."
             ) from error
         text = config if isinstance(config, str) else OmegaConf.to_yaml(OmegaConf.create(to_json(config)))
-        write_atomic(path / CONFIG, text)
         folder = cls(path, replace(run, schema=SCHEMA, status="running"))
-        folder._write_run()
-        for name in FILES.values():
-            (path / name).touch()
+        with writing(path):
+            write_atomic(path / CONFIG, text)
+            for name in FILES.values():
+                (path / name).touch()
+            folder._write_run()
         return folder
 
     def append(self, record: Line) -> None:

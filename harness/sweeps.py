@@ -70,15 +70,21 @@ def begun(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str
     Raises:
         UserError: it cannot be written.
     """
-    counted = [{key: value for key, value in config.items() if key not in EXCLUDED} for config in configs]
     first = configs[0]
-    sweep = f"{first['name']}-{digest(counted)[:12]}"
+    sweep = f"{first['name']}-{digest([counted(config) for config in configs])[:12]}"
     folder = root / sweep
     lines = tuple(" ".join(one) for one in overrides)
     record = SweepRecord(sweep, SCHEMA, now(), str(first["name"]), str(first["results_dir"]), lines)
     with writing(folder):
         write_atomic(folder / SWEEP, json.dumps(to_json(record), indent=1) + "\n")
     return folder
+
+
+def counted(value: Any) -> Any:
+    """A config without the keys that cannot change a number, wherever they stand: a job's are copies of the root's."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: counted(inner) for key, inner in value.items() if key not in EXCLUDED and key != "config"}
 
 
 def launch_id() -> str:

@@ -130,7 +130,7 @@ def bench(
             log.summary(report.rows)
             folder.finish({"cell": cell.key, "samples": len(samples), "rows": report.rows, "scorers": report.scorers})
         except BaseException as error:
-            folder.fail(" ".join(f"{type(error).__name__}: {error}".split()))
+            folder.fail(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
             raise
         finally:
             log.close()
