@@ -13,8 +13,8 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
 from rich.console import Console
@@ -30,6 +30,7 @@ from harness.preflight import listed, missing_packages, require
 
 BENCH = "harness.jobs.bench.bench"
 REPORT = "harness.jobs.report.report"
+WIDTH = 120
 FAILED, REFUSED = 1, 2
 """Exit codes of a sweep with failures: one at least that only a developer can mend, or none."""
 
@@ -135,7 +136,7 @@ class PreflightOfSweep(Callback):
                 close(self.folder, self.launch)
             failed = sweeps.failures(self.folder, self.launch)
         if failed:
-            Console(stderr=True).print(failure_list(failed, sweeps.read_sweep(self.folder)))
+            screen().print(failure_list(failed, sweeps.read_sweep(self.folder)))
             raise SystemExit(REFUSED if all(one.mendable for one in failed) else FAILED)
 
 
@@ -158,7 +159,15 @@ def close(folder: Path, launch: str) -> None:
     """One line: what became of the cells of this launch."""
     states = [one.state for one in sweeps.read_cells(folder, launch)]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none of its cells"
-    Console(stderr=True).print(f"sweep {folder.name}: {counts}; {folder}", highlight=False, soft_wrap=True)
+    screen().print(f"sweep {folder.name}: {counts}; {folder}", highlight=False, soft_wrap=True)
+
+
+def screen() -> Console:
+    """Of messages; wide enough for a table where there is no terminal to ask."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
 
 
 def failure_list(failed: list[sweeps.CellRecord], sweep: sweeps.SweepRecord) -> Table:
