@@ -53,7 +53,7 @@ def gone_on_with(path: Path, now: RunRecord) -> tuple[RunFolder, RunData]:
         error=None,
         resumed=data.run.resumed + 1,
         dropped=data.run.dropped + dropped,
-        split=data.run.split + split_prompts(data.samples, len(data.run.arms)),
+        split=split_prompts(data.samples, len(data.run.arms)),
     )
     folder = RunFolder(path, run)
     with writing(path):
@@ -87,11 +87,11 @@ def whole(line: bytes) -> bool:
 
 
 def split_prompts(samples: Sequence[SampleRecord], arms: int) -> int:
-    """Prompts that some arms have decoded and some have not, for the first time: those not yet counted as split."""
+    """Prompts that some arms have decoded and some have not, and those of which that was so before."""
     done: dict[tuple[str, str], list[SampleRecord]] = {}
     for sample in samples:
         done.setdefault((sample.task, sample.example_id), []).append(sample)
-    return sum(len(found) < arms and not any(one.resumed for one in found) for found in done.values())
+    return sum(len(found) < arms or any(one.resumed for one in found) for found in done.values())
 
 
 def by_key(samples: Iterable[SampleRecord]) -> Mapping[Key, SampleRecord]:

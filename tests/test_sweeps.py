@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -257,6 +258,7 @@ def test_status_tells_running_dead_and_waiting_apart(
             os._exit(0)
     while not (tmp_path / "there").exists():
         assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        time.sleep(0.05)
     said = status(monkeypatch, tmp_path, capsys)
     assert summary_row(said)[:6] == ["0", "1", "0", "0", "0", "2"] and "2/2" in said
     os.kill(pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ def columns() -> tuple[ProgressColumn, ...]:
 
 class Tally:
     """Rates over the samples so far: output tokens per second of decoding, and ``mean_accept_length`` and
-    ``reject_rate`` of the blocks that drafted. ``prefix`` stands before them.
+    ``reject_rate`` of the arms that draft. ``prefix`` stands before them.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -32,12 +32,12 @@ class Tally:
         """Count a sample; the text that then stands."""
         self.tokens += len(sample.generation.token_ids)
         self.decode_s += sample.decode_s
-        for block in sample.generation.blocks:
-            if block.drafted:
-                self.blocks += 1
-                self.emitted += block.emitted
-                self.examined += len(block.routes)
-                self.kept += block.kept
+        blocks = sample.generation.blocks
+        if any(block.asked for block in blocks):
+            self.blocks += len(blocks)
+            self.emitted += sum(block.emitted for block in blocks)
+            self.examined += sum(len(block.routes) for block in blocks)
+            self.kept += sum(block.kept for block in blocks)
         return self.text
 
     @property
