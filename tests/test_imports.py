@@ -73,7 +73,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cells": frozenset(("environment", "model", "records", "store")),
     "claims": frozenset(("errors", "store")),
     "resume": frozenset(("errors", "records", "store")),
-    "sweeps": frozenset(("harness", "cells", "errors", "records", "store")),
+    "sweeps": frozenset(("cells", "errors", "records", "store")),
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
@@ -106,10 +106,10 @@ ALLOWED: dict[str, frozenset[str]] = {
         "slim_fidelity",
     }
     | {"training", "audit", "preflight", "execution"}
-    | {"harness", "cells", "claims", "resume", "sweeps"},
+    | {"cells", "claims", "resume", "sweeps"},
     "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "execution")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
-    "launch": frozenset(("harness", "errors", "config", "help", "preflight", "plan", "claims", "sweeps")),
+    "launch": frozenset(("errors", "config", "help", "preflight", "plan", "claims", "sweeps")),
     "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
