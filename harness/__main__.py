@@ -15,7 +15,7 @@ from harness import __version__
 from harness.config import GROUPS, register
 from harness.errors import UserError
 from harness.help import CONF, help_text, one_line_errors
-from harness.launch import ready
+from harness.launch import ready, run_one
 
 
 def main() -> None:
@@ -35,13 +35,18 @@ def main() -> None:
 
 
 def run(cfg: DictConfig) -> None:
-    """One job; with ``--multirun``, each in turn. A dry run ends before its job."""
+    """One job; with ``--multirun``, each in turn."""
     with one_line_errors():
-        if not ready(cfg):
-            return
-        job = hydra.utils.instantiate(cfg.job, _convert_="all", _partial_=True)
-        # Called without Hydra's wrapper, which would stay on the stack of everything the job does.
-        job.func(**job.keywords)
+        run_one(job_of, cfg)
+
+
+def job_of(cfg: DictConfig) -> None:
+    """Check the config, build its job and call it. A dry run ends before its job."""
+    if not ready(cfg):
+        return
+    job = hydra.utils.instantiate(cfg.job, _convert_="all", _partial_=True)
+    # Called without Hydra's wrapper, which would stay on the stack of everything the job does.
+    job.func(**job.keywords)
 
 
 def sorted_arguments(arguments: list[str]) -> list[str]:

@@ -69,6 +69,9 @@ class Settings(RunSettings):
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
     other: str | None = setting(None, "job=compare: what to compare run with")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
+    rerun: bool = setting(False, "bench: measure again what is finished already")
+    fail_fast: bool = setting(False, "sweep: begin no further cell after one has failed")
+    shard: str | None = setting(None, "sweep: run every n-th cell, from the i-th: i/n")
     dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
     note: str = setting("", "what every table of the run has to say beside its numbers")
     source: str = setting("auto", f"where rows come from: {', '.join(SOURCES)}")
@@ -190,9 +193,26 @@ def check_values(config: Mapping[str, Any]) -> None:
         cores in (None, "auto") or (isinstance(cores, list) and cores and all(type(core) is int for core in cores))
     ):
         raise UserError(f"cores={cores}: want null, auto, or a list of core numbers such as [0,1].")
+    if config.get("shard") is not None:
+        shard_of(config["shard"])
     for key, choices in (("source", SOURCES), ("numerics", NUMERICS), ("pairing", PAIRINGS)):
         if config[key] not in choices:
             raise unknown(key, config[key], choices)
+
+
+def shard_of(shard: str) -> tuple[int, int]:
+    """Which part of how many, from 1.
+
+    Raises:
+        UserError: it is not written as i/n, or there is no such part.
+
+    >>> shard_of("2/3")
+    (2, 3)
+    """
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(f"shard={shard}: want i/n with i from 1 to n, such as shard=1/4.")
+    return int(found[1]), int(found[2])
 
 
 def check_calls(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:

@@ -23,6 +23,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
 PRODUCED = (
     "results/runs",
     "results/baselines",
+    "results/claims",
+    "results/sweeps",
     "results/tables",
     "results/figures",
     "results/speed",

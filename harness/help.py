@@ -96,22 +96,23 @@ def one_line_errors() -> Iterator[None]:
     """End the process with one line and status 2 for what the user can mend; a bug keeps its traceback."""
     try:
         yield
-    except UserError as error:
-        fail(f"error: {one_line(str(error))}")
-    except PermissionError as error:
-        fail(f"error: {one_line(str(forbidden(error)))}")
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        if isinstance(error, InstantiationException) and error.__cause__ is not None:
-            if not isinstance(error.__cause__, UserError):
-                raise
-            fail(f"error: {one_line(str(error.__cause__))}")
-        fail(f"error: {explain(error)}")
-    except ValueError as error:
-        if not raised_by_hydra(error):
+    except Exception as error:
+        if (line := mendable(error)) is None:
             raise
-        fail(f"error: {one_line(str(error))}")
+        fail(f"error: {line}")
     except KeyboardInterrupt:
         fail("interrupted", status=130)
+
+
+def mendable(error: Exception) -> str | None:
+    """One line for what the user can mend; None for a bug."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return one_line(str(error.__cause__)) if isinstance(error.__cause__, UserError) else None
+    if isinstance(error, HydraException | OmegaConfBaseException | yaml.YAMLError):
+        return explain(error)
+    if isinstance(error, UserError) or (isinstance(error, ValueError) and raised_by_hydra(error)):
+        return one_line(str(error))
+    return one_line(str(forbidden(error))) if isinstance(error, PermissionError) else None
 
 
 def raised_by_hydra(error: ValueError) -> bool:

@@ -10,20 +10,21 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from harness import baselines
+from harness import baselines, sweeps
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.base import Decoder, StopRule
 from harness.divergence import divergences
 from harness.environment import environment
 from harness.execution.programs import score
+from harness.live import Tally, columns
 from harness.model.load import Model
 from harness.model.tiers import TierGroup
 from harness.model.transformer import Transformer
 from harness.occupancy import occupying, usable_cores
-from harness.pairing import Key, Visit, key_of, visits
+from harness.pairing import Key, Visit, key_of, visits, visits_a_prompt
 from harness.prompts import Prompt, gone_on
 from harness.records import Divergence, Generation, SampleRecord
 from harness.sampling import RandomChooser
@@ -47,17 +48,18 @@ def measure(
 
     When all have decoded a prompt, what of the lossless arms differs from greedy is judged. A further turn of a
     conversation is put into ``prompts`` as it is decoded, with the baseline's answer to the turn before. What is
-    ``done``, by task, example, arm and repeat, is not decoded again.
+    ``done``, by task, example, arm and repeat, is neither decoded again nor yielded; its divergences may be.
     """
     devices = model.transformer.devices
     clock = synced_clock(model.transformer.device)  # the last one: it has the logits, so the others are done by then
     largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
     names = list(decoders)
     known = dict(done)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with occupying() as place, Progress(*columns, TimeRemainingColumn(), console=screen) as progress:
+    begun_before = {(task, example) for task, example, _, _ in done}
+    tally, total = Tally(sweeps.progress()), len(prompts) * visits_a_prompt(settings.pairing, names)
+    with occupying() as place, Progress(*columns(), console=screen) as progress:
         place.use(names_of(devices))
-        bar = progress.add_task("warming up", total=len(prompts) * len(visits(settings.pairing, names, 0)))
+        bar = progress.add_task("warming up", total=total, completed=len(done), rates=tally.text)
         for decoder in decoders.values():
             warm(decoder, largest, settings.max_new_tokens)
         answers: dict[tuple[str, str], tuple[Prompt, str]] = {}
@@ -92,6 +94,7 @@ def measure(
                 repeat=visit.repeat,
                 paired_with=visit.paired_with,
                 contended=contended,
+                resumed=(prompt.name, prompt.example.id) in begun_before,
             )
 
         def in_turn(index: int, order: Sequence[Visit]) -> Iterator[SampleRecord]:
@@ -104,10 +107,12 @@ def measure(
                 if name == missing[0].arm or len(decoders[name].method.tiers.prefilled) > 1:
                     decoders[name].prefill(prompt.ids)
             last = {visit.arm: visit for visit in missing}
+            for name in dict.fromkeys(visit.arm for visit in order if visit.arm not in last):
+                learn_again(settings, model, decoders[name], prompt, known[task, example, name, 0])
             for visit in missing:
                 record = known[task, example, visit.arm, visit.repeat] = taken(visit, prompt, visit is last[visit.arm])
                 yield record
-                progress.update(bar, completed=len(known))
+                progress.update(bar, completed=len(known), rates=tally.add(record))
             answers[task, example] = (prompt, known[task, example, BASELINE, 0].text)
 
         if settings.pairing == "shared":
@@ -132,6 +137,16 @@ def measure(
                 exact = [decoded[name] for name in names if name != BASELINE and decoders[name].method.lossless]
                 noise = 0.0 if settings.numerics == "fixed_shape" else None
                 yield from divergences(decoders[BASELINE].method.tiers, prompt.ids, decoded[BASELINE], exact, noise)
+
+
+def learn_again(settings: RunSettings, model: Model, decoder: Decoder, prompt: Prompt, sample: SampleRecord) -> None:
+    """Bring a method, and its drafter, to what they knew after a prompt that another process has decoded."""
+    if getattr(decoder.method, "learns_in_steps", False):
+        stop = StopRule(settings.max_new_tokens, model.tokenizer.eos_ids, prompt.stop, model.tokenizer.decode)
+        decoder.prefill(prompt.ids)
+        decoder.decode(stop, RandomChooser(seed_of(settings.seed, prompt), decoder.method.tiers.model.device))
+    else:
+        decoder.method.finish((*prompt.ids, *sample.generation.token_ids))
 
 
 def occupied(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

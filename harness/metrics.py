@@ -373,7 +373,7 @@ def rows(
         for name, unit, better, known in _numbers(run, task, cell, pairs, judged, scored):
             value, low, high = known.value, known.low, known.high
             identity = (run.run_id, arm, run.model, task, name, unit, better)
-            found.append(MetricRow(*identity, value, low, high, len(cell), "ours", known.stderr))
+            found.append(MetricRow(*identity, value, low, high, len(cell), "ours", known.stderr, run.cell))
     return found
 
 

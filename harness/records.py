@@ -145,6 +145,7 @@ class SampleRecord:
     ``paired_with``  of a visit of the baseline, the only arm whose times it is compared with; None: all.
     ``contended``  who else was measuring on the same cores or devices meanwhile; None: nobody.
     ``measured_in``  the run that measured it, where that is another one (``pairing=shared``).
+    ``resumed``  measured by another process than other arms of the same prompt: the run was killed between them.
     """
 
     run_id: str
@@ -166,6 +167,7 @@ class SampleRecord:
     paired_with: str | None = None
     contended: str | None = None
     measured_in: str | None = None
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,11 @@ class RunRecord:
     """Identity of a run, ``run.json``. ``status`` is ``running``, ``finished`` or ``failed``.
 
     ``pairing``  how often and in which order arms decode a prompt, ``harness.pairing``.
+    ``cell``  16 hex digits of everything that can change its numbers, and ``parts`` what was hashed, by name; None of a
+    run from before there were cells. ``sweep`` is the sweep that it was first measured for.
+    ``prompts``  of all tasks; each is decoded by every arm.
+    ``resumed``  times that it was gone on with after it was killed or failed; ``split`` prompts whose arms were not all
+    measured by one process, ``dropped`` half-written lines that this took away. ``error`` why it failed.
     """
 
     run_id: str
@@ -268,6 +275,14 @@ class RunRecord:
     env: Mapping[str, str]
     status: str
     pairing: str = "once"
+    cell: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    sweep: str | None = None
+    prompts: int = 0
+    resumed: int = 0
+    split: int = 0
+    dropped: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +291,7 @@ class MetricRow:
 
     ``value`` is None where undefined (0/0) and prints as a dash. ``low`` and ``high`` bound a 95 % interval, None when
     there is none. ``source`` is ``ours`` or ``paper``. ``stderr`` is the standard error of a quality, else None.
+    ``cell`` is the run's.
     """
 
     run_id: str
@@ -291,3 +307,4 @@ class MetricRow:
     n: int
     source: str
     stderr: float | None = None
+    cell: str | None = None

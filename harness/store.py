@@ -12,7 +12,8 @@ import secrets
 import tempfile
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -46,11 +47,11 @@ class RunData(NamedTuple):
     fidelity: tuple[FidelityRecord, ...] = ()
 
 
-def new_run_id(name: str, now: datetime | None = None) -> str:
-    """UTC time, a random suffix and the run's name: ``20260131T091500Z-3f9a1c-quickstart``; sorts by time."""
+def new_run_id(name: str, now: datetime | None = None, cell: str | None = None) -> str:
+    """UTC time, the cell or a random suffix, the run's name: ``20260131T091500Z-3f9a1c-quickstart``; sorts by time."""
     now = now or datetime.now(UTC)
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:80] or "run"
-    return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}-{slug}"
+    return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{cell or secrets.token_hex(3)}-{slug}"
 
 
 def check_writable(folder: str | Path) -> None:
@@ -164,6 +165,22 @@ def _dump(value: Any, indent: int | None = None) -> str:
     return json.dumps(to_json(value), indent=indent, allow_nan=False) + "\n"
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a refusal to write results into one line that says what stays.
+
+    Raises:
+        UserError: an OSError inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {str(path)!r} ({error.strerror or error}): what was measured is kept; make room, and the "
+            "same command goes on from there."
+        ) from error
+
+
 class RunFolder:
     """Writer of one run folder. Use ``create``; then ``append`` per record; then ``finish`` or ``fail``."""
 
@@ -187,34 +204,48 @@ class RunFolder:
                 f"run folder {str(path)!r} exists already: delete it or choose another run_name."
             ) from error
         text = config if isinstance(config, str) else OmegaConf.to_yaml(OmegaConf.create(to_json(config)))
-        write_atomic(path / CONFIG, text)
         folder = cls(path, replace(run, schema=SCHEMA, status="running"))
-        folder._write_run()
-        for name in FILES.values():
-            (path / name).touch()
+        with writing(path):
+            write_atomic(path / CONFIG, text)
+            for name in FILES.values():
+                (path / name).touch()
+            folder._write_run()
         return folder
 
     def append(self, record: Line) -> None:
-        """Add one line to the file of its kind and wait until it is on disk."""
+        """Add one line to the file of its kind and wait until it is on disk.
+
+        Raises:
+            UserError: it cannot be written, as on a full disk; the file ends with a whole line as far as that goes.
+        """
         if record.run_id != self.run.run_id:
             raise ValueError(f"record of run {record.run_id!r} in the folder of {self.run.run_id!r}")
-        with (self.path / FILES[type(record)]).open("a", encoding="utf-8", newline="\n") as file:
-            file.write(_dump(record))
-            file.flush()
-            os.fsync(file.fileno())
+        line = _dump(record).encode()
+        path = self.path / FILES[type(record)]
+        with writing(path), path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                if (written := file.write(line)) < len(line):
+                    file.write(line[written:])  # says why the first write stopped
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run finished, then write ``summary.json``: the last file of a run."""
         text = _dump(summary, indent=2)
-        self._set_status("finished")
-        write_atomic(self.path / SUMMARY, text)
+        with writing(self.path):
+            self.set_status("finished")
+            write_atomic(self.path / SUMMARY, text)
 
-    def fail(self) -> None:
-        """Mark the run failed; what was measured stays readable."""
-        self._set_status("failed")
+    def fail(self, error: str | None = None) -> None:
+        """Mark the run failed, and why; what was measured stays readable. On a full disk the mark alone is lost."""
+        with suppress(OSError):
+            self.set_status("failed", error)
 
-    def _set_status(self, status: str) -> None:
-        self.run = replace(self.run, status=status)
+    def set_status(self, status: str, error: str | None = None) -> None:
+        self.run = replace(self.run, status=status, error=error)
         self._write_run()
 
     def _write_run(self) -> None:

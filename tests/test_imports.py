@@ -19,7 +19,7 @@ DECODING = (
     "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.rescore", "harness.audit.judge", "harness.audit.continued", "harness.jobs.audit"),
-    *("harness.plan", "harness.rehearsal"),
+    *("harness.plan", "harness.rehearsal", "harness.jobs.models"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory", "harness.measuring"),
     *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
@@ -31,6 +31,8 @@ RING = (
     *("harness.positions", "harness.quality", "harness.execution.sandbox", "harness.execution.programs"),
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
+    *("harness.cells", "harness.claims", "harness.resume", "harness.sweeps"),
+    *("harness.live", "harness.jobs.status"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.cost", "harness.report.plausibility", "harness.report.break_even", "harness.jobs.plausibility"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
@@ -73,6 +75,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "quality": frozenset(("records", "scoring", "compare")),
     "fidelity": frozenset(("records", "compare")),
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "pairing")),
+    "cells": frozenset(("environment", "model", "records", "store")),
+    "claims": frozenset(("errors", "store")),
+    "resume": frozenset(("errors", "records", "store", "pairing")),
+    "sweeps": frozenset(("cells", "errors", "records", "store")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records")),
@@ -81,7 +87,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
-    | {"execution", "prompts", "scoring", "timing", "pairing", "occupancy", "baselines", "environment"},
+    | {"execution", "prompts", "scoring", "timing", "pairing", "occupancy", "baselines", "environment"}
+    | {"live", "sweeps"},
+    "live": frozenset(("records",)),
     "baselines": frozenset(("environment", "errors", "records", "store")),
     "occupancy": frozenset(("errors",)),
     "pairing": frozenset(("errors", "records", "compare")),
@@ -113,14 +121,14 @@ ALLOWED: dict[str, frozenset[str]] = {
         "proposals",
         "slim_fidelity",
     }
-    | {"training", "audit", "preflight", "execution"},
+    | {"training", "audit", "preflight", "execution", "cells", "claims", "resume", "sweeps"},
     "rehearsal": frozenset(("errors", "config", "hub", "model", "decode", "sampling")),
     "preflight": frozenset(
         ("errors", "config", "hub", "environment", "store", "model", "drafters", "execution", "rehearsal")
     ),
     "plan": frozenset(("errors", "config", "compare", "report", "model", "decode", "memory", "sampling"))
     | {"preflight", "rehearsal"},
-    "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
+    "launch": frozenset(("errors", "config", "help", "preflight", "plan", "claims", "sweeps")),
     "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }

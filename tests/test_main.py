@@ -164,7 +164,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         "gama=1,2": "unknown key 'gama': did you mean 'gamma'",
         "drafter=one,tow": "unknown drafter 'tow': did you mean 'two'",
         "gamma=0,1": "gamma=0: want at least 1",
-        "job=mistake,echo": "a table is missing: look for it",
     }.items(),
 )
 def test_a_mistake_in_a_sweep_ends_it(
@@ -176,6 +175,26 @@ def test_a_mistake_in_a_sweep_ends_it(
     assert (caught.value.code, said.count("\n")) == (2, 1)
     assert said.startswith(f"harness: error: {message}")
     assert not calls
+
+
+@pytest.mark.parametrize(("job", "code"), [("mistake", 2), ("bug", 1)])
+def test_a_job_of_a_sweep_that_fails_is_listed_at_the_end(
+    job: str,
+    code: int,
+    extra: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(monkeypatch, extra, "-m", f"job={job},echo")
+    said = capsys.readouterr().err
+    assert caught.value.code == code and len(calls) == 1, "the other job was run"
+    error = {"mistake": "a table is missing: look for it", "bug": "ZeroDivisionError: a bug"}[job]
+    assert said.startswith(f"harness: cell 1 failed (job={job}") or job == "bug"
+    assert "1 failed" in said and error in said.splitlines()[-1] and f"job={job}" in said.splitlines()[-1]
+    assert ("Traceback" in said) is (job == "bug")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf"], "nothing is left behind"
 
 
 def test_a_bug_is_no_mistake_of_the_user(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,8 @@ class Swift(Speculative):
         (right,) = to_host((said == to_device(text[prompt_length:], said.device)).sum())
         return Evaluation(mask, 1 - right / count, right / count, count, 0.0)
 
+    learns_in_steps = True  # a finished text does not tell which layers were tried
+
     def finish(self, text: Sequence[int]) -> None:
         self.prompt_length = None
         super().finish(text)

@@ -1,16 +1,20 @@
 """Decode every prompt of every task with every arm, interleaved; time, score, store, tabulate. Read top to bottom."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 
+from harness import sweeps
+from harness.cells import Cell, cell_of
+from harness.claims import claimed
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.autoregressive import Autoregressive
@@ -20,11 +24,13 @@ from harness.decode.slim import slim_facts, slim_notes
 from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.execution.programs import permit
+from harness.jobs.models import loaded_once
 from harness.jobs.report import write_reports
 from harness.log import Logger
 from harness.measuring import measure, occupied
 from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
+from harness.pairing import visits_a_prompt
 from harness.prompts import Prompt, Task, make_prompts
 from harness.records import (
     SCHEMA,
@@ -37,9 +43,10 @@ from harness.records import (
 )
 from harness.report.tables import build
 from harness.rescore import fidelity_records
+from harness.resume import by_key, finished_or_begun, gone_on_with, key_of
 from harness.sampling import Sampling
 from harness.scoring import with_companions
-from harness.store import RunFolder, check_writable, new_run_id, read_config
+from harness.store import RunData, RunFolder, check_writable, new_run_id, read_config
 
 ENOUGH_BLOCKS = 50
 """Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
@@ -54,13 +61,18 @@ def bench(
     log: Logger,
     config: str,
     fidelity: bool = True,
+    rerun: bool = True,
 ) -> Path:
     """Run the comparison and return the run folder.
+
+    One that is finished is not measured again, and one that was killed is gone on with, unless ``rerun`` says so. In a
+    sweep tables and figures are left to its end.
 
     The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
     ``fidelity``: score every output again with the full verifier, when all are decoded.
 
     Raises:
+        Busy: another process is measuring this very cell.
         UserError: whatever can be known to be missing or wrong before the first prompt is decoded.
     """
     screen = Console(stderr=True)
@@ -71,46 +83,74 @@ def bench(
     for kind in ("runs", "tables", "figures"):
         check_writable(results / kind)
     loaded = {name: task.load(settings.limit, settings.seed) for name, task in tasks.items()}
-    verifier = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
+    verifier = loaded_once(model, lambda line: screen.print(line, style="dim", highlight=False))
     prompts = [
         prompt for name, (found, _) in loaded.items() for prompt in make_prompts(verifier, name, tasks[name], found)
     ]
-    decoders = build_arms(settings, verifier, methods, prompts)
-    run = describe(settings, verifier, decoders, tasks, {name: source for name, (_, source) in loaded.items()}, prompts)
-    run = replace(run, pairing=settings.pairing)
-
-    warn_of_load(run, screen)
-    for line in slim_notes({name: decoder.method for name, decoder in decoders.items()}):
-        screen.print(line, style="dim", highlight=False, markup=False)
-    screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
-    folder = RunFolder.create(settings.results_dir, run, config)
-    chosen = read_config(folder.path)
-    samples: list[SampleRecord] = []
-    differing: list[Divergence] = []
-    try:
-        log.start(run, chosen)
-        for record in measure(settings, verifier, decoders, prompts, run.run_id, screen):
-            folder.append(record)
-            if isinstance(record, Divergence):
-                differing.append(record)
-            else:
-                log.sample(record)
-                samples.append(record)
-        scored = list(scored_again(settings, decoders, prompts, samples, screen)) if fidelity else []
-        for one in scored:
-            folder.append(one)
-        report = build(run, samples, chosen, divergences=differing, fidelity=scored)
-        log.summary(report.rows)
-        folder.finish({"samples": len(samples), "rows": report.rows, "scorers": report.scorers})
-    except BaseException:
-        folder.fail()
-        raise
-    finally:
-        log.close()
-    warn_of_drafters(run, samples, screen)
-    write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
-    screen.print(f"run folder {folder.path}", highlight=False, markup=False, soft_wrap=True)
+    data = {name: source for name, (_, source) in loaded.items()}
+    cell = cell_of(yaml.safe_load(config), facts(verifier), data, prompts_sha(tasks, prompts), verifier.folder)
+    with claimed(results, cell.key) as claim:
+        finished, begun = (None, None) if rerun else finished_or_begun(results, cell.key)
+        if finished is not None:
+            note("skipped", cell, finished.name)
+            tell(screen, f"cell {cell.key} is finished: {finished} (rerun=true measures it again)")
+            return finished
+        decoders = build_arms(settings, verifier, methods, prompts)
+        run = describe(settings, verifier, decoders, tasks, data, prompts, cell)
+        run = replace(run, pairing=settings.pairing)
+        warn_of_load(run, screen)
+        for line in slim_notes({name: decoder.method for name, decoder in decoders.items()}):
+            screen.print(line, style="dim", highlight=False, markup=False)
+        screen.print(f"{len(prompts)} prompts, {len(decoders)} arms: {', '.join(decoders)}", style="dim", markup=False)
+        if begun is None:
+            folder, before = RunFolder.create(results, run, config), RunData(run, (), 0, ())
+        else:
+            folder, before = gone_on_with(begun, run, visits_a_prompt(settings.pairing, list(decoders)))
+            tell(screen, f"going on with {begun}, where {len(before.samples)} samples are")
+        note("running", cell, folder.path.name)
+        chosen = read_config(folder.path)
+        samples, differing, scored = list(before.samples), list(before.divergences), list(before.fidelity)
+        judged = {key_of(one) for one in differing}
+        try:
+            log.start(folder.run, chosen)
+            done = by_key(before.samples)
+            for record in measure(settings, verifier, decoders, prompts, folder.run.run_id, screen, done):
+                if isinstance(record, Divergence) and key_of(record) in judged:
+                    continue
+                claim.check()
+                folder.append(record)
+                if isinstance(record, Divergence):
+                    differing.append(record)
+                else:
+                    log.sample(record)
+                    samples.append(record)
+            for one in scored_again(settings, decoders, prompts, samples, screen, scored) if fidelity else ():
+                claim.check()
+                folder.append(one)
+                scored.append(one)
+            report = build(folder.run, samples, chosen, divergences=differing, fidelity=scored)
+            log.summary(report.rows)
+            folder.finish({"cell": cell.key, "samples": len(samples), "rows": report.rows, "scorers": report.scorers})
+        except BaseException as error:
+            folder.fail(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
+            raise
+        finally:
+            log.close()
+    warn_of_drafters(folder.run, samples, screen)
+    if sweeps.current() is None:
+        write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
+    tell(screen, f"run folder {folder.path}")
     return folder.path
+
+
+def tell(screen: Console, line: str) -> None:
+    screen.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def note(state: str, cell: Cell, run_id: str) -> None:
+    """In a sweep, write down which run its cell has become."""
+    if (place := sweeps.current()) is not None:
+        place.note(state, cell=cell.key, run_id=run_id)
 
 
 def warn_of_load(run: RunRecord, screen: Console) -> None:
@@ -181,22 +221,19 @@ def describe(
     tasks: Mapping[str, Task],
     data: Mapping[str, DataSource],
     prompts: Sequence[Prompt],
+    cell: Cell | None = None,
 ) -> RunRecord:
-    """The run's identity: everything a table must say beside its numbers."""
+    """The run's identity: everything a table must say beside its numbers. Without a cell it is a run of another job."""
     commit, dirty = git_state()
-    devices = model.transformer.devices
-    facts = {
-        "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
-        "dtype": str(model.transformer.dtype).removeprefix("torch."),
-        "threads": str(torch.get_num_threads()),
+    about_arms = {
         **slim_facts(model, {name: decoder.method for name, decoder in decoders.items()}),
         "numerics": settings.numerics,
         "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),
     }
     if ours := readings({name: decoder.method for name, decoder in decoders.items()}):
-        facts["readings"] = ours
+        about_arms["readings"] = ours
     return RunRecord(
-        run_id=new_run_id(settings.run_name or settings.name),
+        run_id=free_run_id(settings, cell),
         schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         model=model.name,
@@ -207,16 +244,44 @@ def describe(
             for name, m in ((name, decoder.method) for name, decoder in decoders.items())
         ),
         data=data,
-        prompts_sha={
-            name: hashlib.sha256("".join(p.sha for p in prompts if p.name == name).encode()).hexdigest()
-            for name in tasks
-        },
+        prompts_sha=prompts_sha(tasks, prompts),
         task_metrics={name: with_companions(task.metrics) for name, task in tasks.items()},
         git_commit=commit,
         git_dirty=dirty,
-        env=environment() | facts,
+        env=facts(model) | about_arms,
         status="running",
+        cell=None if cell is None else cell.key,
+        parts={} if cell is None else cell.parts,
+        sweep=place.sweep if (place := sweeps.current()) is not None else None,
+        prompts=len(prompts),
     )
+
+
+def facts(model: Model) -> dict[str, str]:
+    """The machine, the installed versions, and how the model runs on it."""
+    devices = model.transformer.devices
+    return environment() | {
+        "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
+        "dtype": str(model.transformer.dtype).removeprefix("torch."),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def prompts_sha(tasks: Iterable[str], prompts: Sequence[Prompt]) -> dict[str, str]:
+    """A digest of each task's prompts."""
+    return {
+        name: hashlib.sha256("".join(p.sha for p in prompts if p.name == name).encode()).hexdigest() for name in tasks
+    }
+
+
+def free_run_id(settings: RunSettings, cell: Cell | None) -> str:
+    """The id of a new run: of this second, or of the next one where the same cell was measured in it already."""
+    time, runs = datetime.now(UTC), Path(settings.results_dir) / "runs"
+    while True:
+        run_id = new_run_id(settings.run_name or settings.name, time, None if cell is None else cell.key)
+        if not (runs / run_id).exists():
+            return run_id
+        time += timedelta(seconds=1)
 
 
 def scored_again(
@@ -225,10 +290,15 @@ def scored_again(
     prompts: Sequence[Prompt],
     samples: Sequence[SampleRecord],
     screen: Console,
+    done: Sequence[FidelityRecord] = (),
 ) -> Iterator[FidelityRecord]:
-    """Every output, its text given: a pass of its own, when nothing is timed any more."""
-    screen.print(f"scoring {sum(one.repeat == 0 for one in samples)} outputs again", style="dim")
+    """First outputs but those ``done``, their text given: a pass of its own, when nothing is timed any more."""
+    known = {key_of(one) for one in done}
+    first = [one for one in samples if one.repeat == 0]
+    screen.print(f"scoring {len(first)} outputs again", style="dim")
     methods = {name: decoder.method for name, decoder in decoders.items()}
     for prompt in prompts:
-        mine = [one for one in samples if (one.task, one.example_id, one.repeat) == (prompt.name, prompt.example.id, 0)]
-        yield from fidelity_records(methods, prompt.ids, mine, settings.temperature)
+        mine = [one for one in first if (one.task, one.example_id) == (prompt.name, prompt.example.id)]
+        if not {key_of(one) for one in mine} <= known:
+            found = fidelity_records(methods, prompt.ids, mine, settings.temperature)
+            yield from (one for one in found if key_of(one) not in known)

@@ -13,7 +13,7 @@ from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import save, speed_quality_figure
 from harness.report.paper_figures import paper_figure
 from harness.report.tables import RunReport, build, console, differences, write_tables
-from harness.store import RunData, check_writable, find_runs, read, read_config
+from harness.store import RunData, check_writable, find_runs, read, read_config, writing
 
 WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
@@ -72,7 +72,8 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     figure = paper_figure(reports)
     if figure is None:
         figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
-    paths = write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+    with writing(tables_dir):
+        paths = write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if line := differences(reports):

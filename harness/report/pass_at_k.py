@@ -16,7 +16,7 @@ from harness.scoring import pass_at_k
 SAMPLED = (1, 2, 5, 10, 20, 50, 100)
 """The k that get a column, as far as there are runs."""
 PROGRAM = "pass@1"
-FREE = frozenset(("seed", "run_name", "name", "results_dir", "log"))
+FREE = frozenset(("seed", "run_name", "name", "results_dir", "log", "rerun", "fail_fast", "shard"))
 """Settings in which the runs may differ."""
 
 REMARK = "Unbiased estimator of the HumanEval paper over the runs' programs, mean over prompts ± standard error."

@@ -45,7 +45,7 @@ def quality_frame(runs: Sequence[tuple[RunRecord, Sequence[MetricRow]]], dash: s
                 apart = None if arm == BASELINE else known.get((task, arm, name + DIFFERENCE))
                 found.append(
                     {
-                        **({"run": run.run_id} if len(runs) > 1 else {}),
+                        **({"run": run.run_id, "cell": run.cell or dash} if len(runs) > 1 else {}),
                         **{"task": task, "arm": arm, "metric": name, "unit": row.unit},
                         "better": "higher" if row.higher_is_better else "lower",
                         "value": estimate(row, dash),

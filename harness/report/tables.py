@@ -180,7 +180,7 @@ def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
 
 def _lead(line: Line, several: bool) -> dict[str, str]:
     """Columns that say which line it is; the run only where there is more than one."""
-    run = {"run": line.run.run_id} if several else {}
+    run = {"run": line.run.run_id, "cell": line.run.cell or DASH} if several else {}
     return {**run, "task": line.task, "arm": line.arm.arm}
 
 
@@ -254,7 +254,7 @@ def positions_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     for report in reports:
         for row in report.positions:
-            run = {"run": row.run_id} if len(reports) > 1 else {}
+            run = {"run": row.run_id, "cell": report.run.cell or DASH} if len(reports) > 1 else {}
             blank = {**run, "task": row.task, "arm": row.arm, **{str(place + 1): DASH for place in range(last)}}
             cell = found.setdefault((row.run_id, row.task, row.arm), blank)
             cell[str(row.position)] = DASH if row.accept_rate is None else f"{row.accept_rate:.3f}"
@@ -283,8 +283,12 @@ def tidy_positions_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
     """Counts and rates by draft position; the columns alone where no arm drafted."""
     rates = ("accept_rate", "accept_rate_if_examined")
     columns = [*(known.name for known in fields(PositionRow)), *rates]
-    found = [[getattr(row, column) for column in columns] for report in reports for row in report.positions]
-    return pd.DataFrame(found, columns=columns)
+    found = [
+        [*(getattr(row, column) for column in columns), report.run.cell]
+        for report in reports
+        for row in report.positions
+    ]
+    return pd.DataFrame(found, columns=[*columns, "cell"])
 
 
 def definition(metric: str) -> str:
@@ -324,7 +328,7 @@ def identity(report: RunReport) -> list[str]:
     }
     machine = ", ".join(text.format(env[key]) for key, text in facts.items() if key in env)
     found = [
-        f"run `{run.run_id}` ({run.status}), {run.created}",
+        f"run `{run.run_id}` ({run.status}), {run.created}" + (f", cell `{run.cell}`" if run.cell else ""),
         f"model {run.model}; " + ", ".join(f"{key} {value}" for key, value in settings.items()),
         f"slim verifier: layers {env.get('slim_mask', DASH)}, cache mode {env.get('slim_cache', DASH)}",
         f"commit {commit}; {versions or DASH}",
@@ -341,6 +345,11 @@ def identity(report: RunReport) -> list[str]:
             f"{shots or ''}sha256 {source.sha256[:12]}, prompts sha256 {prompts[:12]}"
         )
     found += report.remarks
+    if run.resumed:
+        found.append(
+            f"gone on with {run.resumed} times after it had stopped: {run.split} prompts were split between two "
+            f"processes, {run.dropped} half-written lines dropped"
+        )
     return [*found, report.note] if report.note else found
 
 
