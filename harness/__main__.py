@@ -16,6 +16,9 @@ from harness.config import GROUPS, register
 from harness.errors import UserError
 from harness.help import CONF, help_text, one_line_errors
 from harness.launch import ready
+from harness.workers import own_log
+
+register()  # on import, for the workers of a sweep: they find ``run`` here and nothing else of the command line
 
 
 def main() -> None:
@@ -26,7 +29,6 @@ def main() -> None:
         print(f"harness {__version__}")
     else:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us whole instead of being printed by Hydra
-        register()
         with one_line_errors():
             if not CONF.is_dir():
                 raise UserError(f"{CONF} does not exist: run from a checkout of the project.")
@@ -36,7 +38,7 @@ def main() -> None:
 
 def run(cfg: DictConfig) -> None:
     """One job; with ``--multirun``, each in turn. A dry run ends before its job."""
-    with one_line_errors():
+    with own_log(cfg), one_line_errors():
         if not ready(cfg):
             return
         job = hydra.utils.instantiate(cfg.job, _convert_="all", _partial_=True)
@@ -64,4 +66,6 @@ def sorted_arguments(arguments: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    from harness import __main__ as named  # workers are sent ``run`` by name, and this module's is another to them
+
+    named.main()

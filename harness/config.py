@@ -24,7 +24,7 @@ from harness.errors import UserError, unknown
 
 SOURCES = ("auto", "local", "hub", "builtin")
 NUMERICS = ("fastest", "fixed_shape")
-GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "task", "log")
+GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "task", "log", "launcher")
 """The folders of ``conf/``, in the order in which help lists them."""
 
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
@@ -62,6 +62,7 @@ class Settings(RunSettings):
 
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
+    sweep: str | None = setting(None, "job=report: name of a sweep, for one table and one figure over its cells")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     dry_run: bool = setting(False, "bench: say what would run, what it needs and what is missing; run nothing")
     source: str = setting("auto", f"where rows come from: {', '.join(SOURCES)}")
@@ -74,6 +75,7 @@ class Settings(RunSettings):
     methods: dict[str, Any] = field(default_factory=dict)  # the arms, by name
     tasks: dict[str, Any] = field(default_factory=dict)
     log: Any = None
+    launcher: Any = None  # of a sweep's cells; Hydra's, which it configures
     drafters: dict[str, Any] = field(default_factory=dict)  # further drafters, by name, for arms to refer to
     slims: dict[str, Any] = field(default_factory=dict)  # further slim verifiers, by name, for arms to refer to
 
