@@ -3,6 +3,7 @@
 Hydra's config objects end here: a job gets plain values.
 """
 
+import importlib
 import os
 import sys
 from typing import NoReturn
@@ -66,6 +67,5 @@ def sorted_arguments(arguments: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    from harness import __main__ as named  # workers are sent ``run`` by name, and this module's is another to them
-
-    named.main()
+    # By its name, which ``__main__`` is not to the workers of a sweep: they are sent ``run`` by the name of its module.
+    importlib.import_module("harness.__main__").main()

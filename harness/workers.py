@@ -86,17 +86,19 @@ def say(line: str) -> None:
 
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
-    """All that this process prints, and what it starts, is added to ``path``: both streams, by their descriptors."""
+    """All that this process prints, and what it starts, is added to ``path``: by descriptor, both streams."""
     streams = (sys.stdout, sys.stderr)
-    kept = [(stream, os.dup(stream.fileno())) for stream in streams]
     with path.open("ab") as file:
+        kept = {descriptor: os.dup(descriptor) for descriptor in {1, 2, *(stream.fileno() for stream in streams)}}
         try:
             for stream in streams:
                 stream.flush()
-                os.dup2(file.fileno(), stream.fileno())
+            for descriptor in kept:
+                os.dup2(file.fileno(), descriptor)
             yield
         finally:
-            for stream, descriptor in kept:
+            for stream in streams:
                 stream.flush()
-                os.dup2(descriptor, stream.fileno())
-                os.close(descriptor)
+            for descriptor, copy in kept.items():
+                os.dup2(copy, descriptor)
+                os.close(copy)

@@ -20,7 +20,7 @@ DECODING = (
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.rescore", "harness.audit.judge", "harness.jobs.audit", "harness.plan"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory"),
-    *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
+    *("harness.slim_fidelity.measure", "harness.jobs.fidelity", "harness.jobs.pareto"),
 )
 """Modules, and packages with all in them, that need torch. Everything else must do without."""
 
@@ -81,6 +81,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
     ),
+    "pareto": frozenset(("errors", "records", "compare", "metrics", "report", "store")),
     "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report")),
     "jobs": FOUNDATION
     | READING
@@ -99,11 +100,12 @@ ALLOWED: dict[str, frozenset[str]] = {
         "proposals",
         "slim_fidelity",
     }
-    | {"training", "audit", "preflight", "execution"},
+    | {"training", "audit", "preflight", "execution", "pareto"},
     "preflight": frozenset(("errors", "config", "hub", "environment", "store", "model", "drafters", "execution")),
     "plan": frozenset(("errors", "config", "hub", "compare", "report", "model", "drafters", "preflight")),
     "launch": frozenset(("errors", "config", "help", "preflight", "plan")),
-    "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
+    "workers": frozenset(("errors", "help")),
+    "__main__": frozenset(("harness", "errors", "config", "help", "launch", "workers")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
@@ -253,5 +255,6 @@ def test_configuration_objects_stop_at_the_door() -> None:
         name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)
     }
     # store reads and writes YAML texts with it.
-    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.store"}
+    known = ("harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.workers", "harness.store")
+    assert users == set(known)
     assert "DictConfig" not in MODULES["harness.store"].read_text()

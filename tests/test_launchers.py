@@ -128,13 +128,15 @@ def test_a_launcher_that_cannot_start_is_refused(
 def test_a_launcher_whose_plugin_is_missing_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "launcher" / "ray.yaml"  # a name of ours with no plugin behind it, wherever this test runs
+    config = (
+        tmp_path / "launcher" / "ray_cluster.yaml"
+    )  # a name of ours with no plugin behind it, wherever this test runs
     config.parent.mkdir()
     config.write_text(
         (CONF / "launcher" / "ray.yaml").read_text().replace("launcher: ray\n", "launcher: ray_cluster\n")
     )
     with patch("harness.help.options", lambda conf, group: ["ray_cluster"]):
-        said = refused(monkeypatch, capsys, "--config-dir", str(tmp_path), "launcher=ray", *SWEPT)
+        said = refused(monkeypatch, capsys, "--config-dir", str(tmp_path), "launcher=ray_cluster", *SWEPT)
     assert said == (
         "launcher=ray_cluster needs a package that is not installed: "
         "run `python -m pip install -c constraints-ray.txt -e '.[ray]'`."
