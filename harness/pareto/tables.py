@@ -99,7 +99,7 @@ def tidy_frame(search: Search, found: Sequence[Found], tested: Mapping[str, Scor
             rows.append(
                 {"arm": name, "rows": "test", **numbers(None), **numbers(tested[name], "test_"), "run": search.test_run}
             )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({"trial": "Int64", "gamma": "Int64"})  # the arms on test rows have neither
 
 
 def span(value: Value | None, digits: int) -> str:

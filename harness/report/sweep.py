@@ -231,7 +231,7 @@ def sweep_figure(cells: Sequence[Cell]) -> Figure:
             marks.append(Mark(float(place) if numeric else ticks.index(place), speed.value, speed.low, speed.high))
     with matplotlib.style.context(STYLE):
         looks = {label: look(index, *kind) for index, (label, kind) in enumerate(series.items(), 1)}
-        columns = min(3, len(panels))
+        columns = 2 if len(panels) == 4 else min(3, len(panels))
         height = -(-len(panels) // columns)
         figure = Figure(
             figsize=(max(3.2 * columns, 5.0), 2.4 * height + 0.22 * len(looks) / 2 + 0.5), layout="constrained"
