@@ -69,7 +69,8 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_report_needs_no_torch() -> None:
-    assert PROJECT["optional-dependencies"].keys() == {"run", "report", "code", "wandb", "gpu", "dev"}
+    extras = {"run", "report", "code", "wandb", "joblib", "submitit", "ray", "gpu", "dev"}
+    assert PROJECT["optional-dependencies"].keys() == extras
     names = {Requirement(item).name for item in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["report"]}
     assert names.isdisjoint({"torch", "transformers", "datasets", "accelerate", "safetensors"})
 
