@@ -3,6 +3,7 @@
 Hydra's config objects end here: a job gets plain values.
 """
 
+import importlib
 import os
 import sys
 from typing import NoReturn
@@ -16,6 +17,9 @@ from harness.config import GROUPS, register
 from harness.errors import UserError
 from harness.help import CONF, help_text, one_line_errors
 from harness.launch import ready, run_one
+from harness.workers import own_log
+
+register()  # on import, for the workers of a sweep: they find ``run`` here and nothing else of the command line
 
 
 def main() -> None:
@@ -26,7 +30,6 @@ def main() -> None:
         print(f"harness {__version__}")
     else:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us whole instead of being printed by Hydra
-        register()
         with one_line_errors():
             if not CONF.is_dir():
                 raise UserError(f"{CONF} does not exist: run from a checkout of the project.")
@@ -36,7 +39,7 @@ def main() -> None:
 
 def run(cfg: DictConfig) -> None:
     """One job; with ``--multirun``, each in turn."""
-    with one_line_errors():
+    with own_log(cfg), one_line_errors():
         run_one(job_of, cfg)
 
 
@@ -69,4 +72,5 @@ def sorted_arguments(arguments: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    # By its name, which ``__main__`` is not to the workers of a sweep: they are sent ``run`` by the name of its module.
+    importlib.import_module("harness.__main__").main()

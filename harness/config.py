@@ -25,7 +25,9 @@ from harness.errors import UserError, unknown
 SOURCES = ("auto", "local", "hub", "builtin")
 NUMERICS = ("fastest", "fixed_shape")
 PAIRINGS = ("once", "abba1", "abba3", "shared")
-GROUPS = ("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "pair", "task", "log")
+GROUPS = (
+    *("experiment", "job", "method", "gate", "slim", "drafter", "length", "model", "pair", "task", "log", "launcher"),
+)
 """The folders of ``conf/``, in the order in which help lists them."""
 
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
@@ -68,6 +70,7 @@ class Settings(RunSettings):
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
     other: str | None = setting(None, "job=compare: what to compare run with")
+    sweep: str | None = setting(None, "job=report: name of a sweep, for one table and one figure over its cells")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     rerun: bool = setting(False, "bench: measure again what is finished already")
     fail_fast: bool = setting(False, "sweep: begin no further cell after one has failed")
@@ -86,6 +89,7 @@ class Settings(RunSettings):
     tasks: dict[str, Any] = field(default_factory=dict)
     log: Any = None
     not_run: dict[str, Any] = field(default_factory=dict)  # rows that cannot be run, by name: the reason; null: it runs
+    launcher: Any = None  # of a sweep's cells; Hydra's, which it configures
     drafters: dict[str, Any] = field(default_factory=dict)  # further drafters, by name, for arms to refer to
     slims: dict[str, Any] = field(default_factory=dict)  # further slim verifiers, by name, for arms to refer to
 

@@ -51,6 +51,7 @@ HINTS = {
     "pair": "pair=NAME where another than the model's",
     "task": "task=NAME or 'task=[A,B]'",
     "log": "log=NAME",
+    "launcher": "launcher=NAME with -m, then hydra.launcher.KEY=VALUE",
 }
 
 
@@ -130,6 +131,8 @@ def explain(error: Exception) -> str:
         path = str(error.missing_cfg_file)
         group, _, name = path.partition("/") if path.split("/")[0] in GROUPS else path.rpartition("/")
         known = set(options(CONF, group)) | set(error.options or ())
+        if group == "hydra/launcher" and name in options(CONF, "launcher"):  # a name of ours, whose plugin is not there
+            return missing_launcher(name)
         return str(unknown(group, name, known))
     if found := re.match(r"Ambiguous value for argument '(.*)'", text):
         key, _, values = found[1].partition("=")
@@ -143,6 +146,13 @@ def explain(error: Exception) -> str:
     if found := re.match(r"Error merging override (.+)", text):
         return f"{found[1]}: {str(error.__cause__).splitlines()[0]}"
     return one_line(text)
+
+
+def missing_launcher(name: str) -> str:
+    extra = name.split("_")[0]
+    pins = "constraints-ray.txt" if extra == "ray" else "constraints.txt"
+    command = f"python -m pip install -c {pins} -e '.[{extra}]'"
+    return f"launcher={name} needs a package that is not installed: run `{command}`."
 
 
 def unreadable(error: OverrideParseException) -> str:

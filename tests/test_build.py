@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-CONSTRAINTS = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+CONSTRAINTS, FOR_RAY = (
+    [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    for name in ("constraints.txt", "constraints-ray.txt")
+)
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -47,7 +50,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_constraints_are_plain_pins() -> None:
-    odd = [line for line in CONSTRAINTS if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9a-z.]+", line)]
+    odd = [line for line in CONSTRAINTS + FOR_RAY if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9a-z.]+", line)]
     assert odd == []
 
 
@@ -55,7 +58,7 @@ UNPINNED = ("triton",)  # torch's CUDA wheels bring the version that they were b
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
-    pins = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in CONSTRAINTS}
+    pins = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in FOR_RAY + CONSTRAINTS}
     extras = PROJECT["optional-dependencies"]
     listed = PROJECT["dependencies"] + [
         item for items in extras.values() for item in items if Requirement(item).name not in UNPINNED
@@ -66,7 +69,8 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_report_needs_no_torch() -> None:
-    assert PROJECT["optional-dependencies"].keys() == {"run", "report", "code", "wandb", "gpu", "dev"}
+    extras = {"run", "report", "code", "wandb", "joblib", "submitit", "ray", "gpu", "dev"}
+    assert PROJECT["optional-dependencies"].keys() == extras
     names = {Requirement(item).name for item in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["report"]}
     assert names.isdisjoint({"torch", "transformers", "datasets", "accelerate", "safetensors"})
 

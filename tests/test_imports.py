@@ -19,7 +19,7 @@ DECODING = (
     "harness.prompts",
     *("harness.memory", "harness.speed.bandwidth", "harness.speed.decoding", "harness.speed.forwards"),
     *("harness.rescore", "harness.audit.judge", "harness.audit.continued", "harness.jobs.audit"),
-    *("harness.plan", "harness.rehearsal", "harness.jobs.models"),
+    *("harness.plan", "harness.rehearsal", "harness.jobs.models", "harness.jobs.pareto"),
     *("harness.speed.stock", "harness.training", "harness.jobs.train_drafter", "harness.theory", "harness.measuring"),
     *("harness.slim_fidelity.measure", "harness.jobs.fidelity"),
 )
@@ -98,6 +98,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")
     ),
+    "pareto": frozenset(("errors", "records", "compare", "metrics", "report", "store")),
     "audit": frozenset(("records", "sampling", "model", "divergence", "rescore", "compare", "report"))
     | {"decode", "prompts"},
     "jobs": FOUNDATION
@@ -121,7 +122,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "proposals",
         "slim_fidelity",
     }
-    | {"training", "audit", "preflight", "execution", "cells", "claims", "resume", "sweeps"},
+    | {"training", "audit", "preflight", "execution", "cells", "claims", "resume", "sweeps", "pareto"},
     "rehearsal": frozenset(("errors", "config", "hub", "model", "decode", "sampling")),
     "preflight": frozenset(
         ("errors", "config", "hub", "environment", "store", "model", "drafters", "execution", "rehearsal")
@@ -129,7 +130,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "plan": frozenset(("errors", "config", "compare", "report", "model", "decode", "memory", "sampling"))
     | {"preflight", "rehearsal"},
     "launch": frozenset(("errors", "config", "help", "preflight", "plan", "claims", "sweeps")),
-    "__main__": frozenset(("harness", "errors", "config", "help", "launch")),
+    "workers": frozenset(("errors", "help")),
+    "__main__": frozenset(("harness", "errors", "config", "help", "launch", "workers")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
@@ -279,5 +281,6 @@ def test_configuration_objects_stop_at_the_door() -> None:
         name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)
     }
     # store reads and writes YAML texts with it.
-    assert users == {"harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.store"}
+    known = ("harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.workers", "harness.store")
+    assert users == set(known)
     assert "DictConfig" not in MODULES["harness.store"].read_text()

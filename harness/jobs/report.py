@@ -12,6 +12,7 @@ from harness.records import SampleRecord
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import save, speed_quality_figure
 from harness.report.paper_figures import paper_figure
+from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config, writing
 
@@ -19,7 +20,9 @@ WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
 
 
-def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str | None = None) -> list[Path]:
+def report(
+    results_dir: str, runs: str | Sequence[str] | None = None, name: str | None = None, sweep: str | None = None
+) -> list[Path]:
     """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
 
     ``name``: by default the name that the (first) run was made under.
@@ -27,15 +30,31 @@ def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str 
     ``runs``: one run id or several; by default the newest finished run. A run that did not finish can be named: only
     the prompts that all its arms decoded are used, and the tables say so.
 
+    ``sweep``: instead of runs the name of a sweep's experiment; one table and one figure over its cells.
+
     Raises:
-        UserError: no such run, or a run that cannot be read or written.
+        UserError: no such run or sweep, both of them named, or a run that cannot be read or written.
     """
+    if sweep is not None:
+        if runs is not None:
+            raise UserError(f"run={runs} and sweep={sweep} both choose runs: name one.")
+        return report_sweep(results_dir, sweep, name or sweep)
     wanted = [runs] if isinstance(runs, str) else runs
     if wanted is not None and not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
         raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
     reports = [read_report(folder) for folder in find_runs(results_dir, wanted)]
     name = name or str(reports[0].settings.get("name", "run"))
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
+
+
+def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
+    """The table and the figure of a sweep's cells, and where they are."""
+    if not FILE_NAME.fullmatch(name):
+        raise UserError(f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
+    paths = write_sweep(results_dir, cells_of_sweep(results_dir, sweep), name)
+    for path in paths:
+        print(f"wrote {path}")
+    return paths
 
 
 def read_report(folder: Path) -> RunReport:
