@@ -30,6 +30,8 @@ RING = (
     *("harness.positions", "harness.fidelity", "harness.preflight", "harness.launch", "harness.jobs.preflight"),
     *("harness.environment", "harness.store", "harness.log", "harness.report", "harness.report.tables"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("harness.log.wandb", "harness.log.tensorboard", "harness.log.workspace"),
+    *("harness.jobs.relog", "harness.jobs.workspace"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
@@ -71,7 +73,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
-    "log": frozenset(("errors", "records")),
+    "log": frozenset(("errors", "records", "compare")),
     "report": frozenset(
         ("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "positions", "store")
     ),

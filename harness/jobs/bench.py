@@ -102,11 +102,14 @@ def bench(
         folder.finish({"samples": len(samples), "rows": report.rows, "scorers": report.scorers})
     except BaseException:
         folder.fail()
+        log.close(failed=True)
         raise
+    warn_of_drafters(run, samples, screen)
+    try:
+        reports = [replace(report, run=folder.run)]
+        log.files(folder.path, write_reports(reports, results / "tables", results / "figures", settings.name))
     finally:
         log.close()
-    warn_of_drafters(run, samples, screen)
-    write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
     screen.print(f"run folder {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return folder.path
 
@@ -187,6 +190,7 @@ def describe(
         "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
         "dtype": str(model.transformer.dtype).removeprefix("torch."),
         "threads": str(torch.get_num_threads()),
+        "layers": str(model.transformer.spec.layers),
         **slim_facts(model, {name: decoder.method for name, decoder in decoders.items()}),
         "numerics": settings.numerics,
         "graphs": str(any(tier.graphs for decoder in decoders.values() for tier in decoder.method.tiers.every)).lower(),

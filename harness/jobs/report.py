@@ -29,15 +29,31 @@ def report(results_dir: str, runs: str | Sequence[str] | None = None, name: str 
     Raises:
         UserError: no such run, or a run that cannot be read or written.
     """
-    wanted = [runs] if isinstance(runs, str) else runs
-    if wanted is not None and not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
-        raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
-    reports = [_load(folder) for folder in find_runs(results_dir, wanted)]
+    reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
 
 
-def _load(folder: Path) -> RunReport:
+def run_ids(runs: object) -> list[str] | None:
+    """The runs that a job was asked for; None: the newest finished one.
+
+    Raises:
+        UserError: neither a run's id nor a list of them.
+    """
+    wanted = [runs] if isinstance(runs, str) else runs
+    if wanted is None:
+        return None
+    if not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
+        raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
+    return list(wanted)
+
+
+def load(folder: Path) -> RunReport:
+    """A run's tables from its folder; of one that did not finish, of the prompts that all arms decoded.
+
+    Raises:
+        UserError: it cannot be read, or there is no such prompt.
+    """
     data: RunData = read(folder)
     samples: Sequence[SampleRecord] = data.samples
     note = ""
