@@ -71,8 +71,15 @@ def sent(folder: Path) -> Sent:
 
 
 def values(items: Any) -> dict[str, Any]:
-    """By key; a nested key joined by dots."""
-    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+    """By key; what is written key by key, such as a table, as one value again."""
+    found: dict[str, Any] = {}
+    for item in items:
+        *outer, last = item.nested_key or [item.key]
+        place = found
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = json.loads(item.value_json)
+    return found
 
 
 def offline_runs(folder: Path) -> list[Sent]:

@@ -30,7 +30,7 @@ def relog(results_dir: str, log: Logger, runs: str | Sequence[str] | None = None
         UserError: no logger, no such run, one that cannot be read, or a logger that did not take it. Of ``all``, what
             cannot be read is named and left out.
     """
-    if isinstance(log, NullLogger):
+    if type(log) is NullLogger:
         raise UserError("job=relog sends runs to a logger: add log=wandb or log=tensorboard.")
     screen = Console(stderr=True)
     folders = every_run(results_dir) if runs == ALL else find_runs(results_dir, run_ids(runs))
