@@ -9,6 +9,7 @@ import atexit
 import functools
 import importlib
 import inspect
+import os
 import re
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -103,6 +105,7 @@ def register() -> None:
     ConfigStore.instance().store("settings", schema, provider="harness.config")
     OmegaConf.register_new_resolver("config_text", config_text, replace=True)
     OmegaConf.register_new_resolver("scratch_folder", scratch_folder, replace=True)
+    OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
 
 
 def config_text(*, _root_: DictConfig) -> str:
@@ -126,6 +129,12 @@ def scratch_folder() -> str:
     folder = tempfile.mkdtemp(prefix="harness-sweep-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def sweep_id(*, _root_: DictConfig) -> str:
+    """The same for all runs that one command starts, its worker processes included: they inherit the environment."""
+    start = os.environ.setdefault("HARNESS_SWEEP_START", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    return os.environ.get("HARNESS_SWEEP") or f"{_root_.name}-{start}"
 
 
 def check(cfg: DictConfig) -> None:

@@ -22,6 +22,8 @@ from harness.hub import FIRST_LOOK, closed, endpoint, one_line, problem
 from harness.store import check_writable
 
 Config = Mapping[str, Any]
+LOGGERS = {"WandbLogger": "wandb", "TensorBoardLogger": "tensorboard"}
+"""Loggers that need an extra."""
 CALLED = ("model", "methods", "tasks", "log")
 """The groups that a bench run calls."""
 
@@ -80,7 +82,7 @@ def missing_packages(config: Config) -> list[str]:
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
     ]
-    wanted = ["run", *(["wandb"] if target(config.get("log")).endswith("WandbLogger") else [])]
+    wanted = ["run", *(extra for name, extra in LOGGERS.items() if target(config.get("log")).endswith(name))]
     lines = []
     for extra in wanted:
         for requirement in extras[extra]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.jobs.plausibility import report_plausibility
-from harness.jobs.report import read_report
+from harness.jobs.report import load
 from harness.report.break_even import Point, break_even_figure, implied_points, measured_points, table
 from harness.report.plausibility import Assumptions, plausibility, read_numbers, read_shapes
 from harness.report.tables import RunReport
@@ -20,7 +20,7 @@ ARMS, TIERS = ("via_sd", "autoregressive"), ("slim", "full")
 @pytest.fixture(scope="module")
 def stored() -> RunReport:
     (folder,) = (QUICKSTART / "runs").iterdir()
-    return read_report(folder)
+    return load(folder)
 
 
 def test_a_measured_point_is_made_of_its_runs_numbers(stored: RunReport) -> None:

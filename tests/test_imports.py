@@ -35,6 +35,8 @@ RING = (
     *("harness.live", "harness.jobs.status"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
     *("harness.cost", "harness.report.plausibility", "harness.report.break_even", "harness.jobs.plausibility"),
+    *("harness.log.wandb", "harness.log.tensorboard", "harness.log.workspace"),
+    *("harness.jobs.relog", "harness.jobs.workspace"),
     *("harness.audit", "harness.audit.records", "harness.audit.tables", "harness.audit.page", "harness.audit.figure"),
     *("harness.speed.records", "harness.speed.numbers", "harness.speed.tables", "harness.speed.figure"),
     *("tasks", "tasks.base", "tasks.source", "tasks.hub"),
@@ -81,7 +83,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "sweeps": frozenset(("cells", "errors", "records", "store")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
-    "log": frozenset(("errors", "records")),
+    "log": frozenset(("errors", "records", "compare")),
     "report": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "pairing"))
     | {"positions", "store", "cost"},
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),

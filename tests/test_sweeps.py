@@ -17,8 +17,8 @@ from harness.config import RunSettings
 from harness.errors import UserError
 from harness.jobs import bench as bench_module
 from harness.jobs import models
-from harness.live import Tally
 from harness.jobs.status import duration
+from harness.live import Tally
 from harness.model.load import Model
 from harness.model.toy import toy_model
 from harness.records import SCHEMA

@@ -25,8 +25,8 @@ from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.execution.programs import permit
 from harness.jobs.models import loaded_once
-from harness.jobs.report import write_reports
-from harness.log import Logger
+from harness.jobs.report import report_files, write_reports
+from harness.log import Logger, NullLogger
 from harness.measuring import measure, occupied
 from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
@@ -133,12 +133,18 @@ def bench(
             folder.finish({"cell": cell.key, "samples": len(samples), "rows": report.rows, "scorers": report.scorers})
         except BaseException as error:
             folder.fail(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
+            log.close(failed=True)
             raise
-        finally:
-            log.close()
     warn_of_drafters(folder.run, samples, screen)
-    if sweeps.current() is None:
-        write_reports([replace(report, run=folder.run)], results / "tables", results / "figures", settings.name)
+    reports = [replace(report, run=folder.run)]
+    try:
+        if sweeps.current() is None:
+            log.files(folder.path, write_reports(reports, results / "tables", results / "figures", settings.name))
+        elif not isinstance(log, NullLogger):  # the sweep's end writes the tables of all; a dashboard wants the cell's
+            files = report_files(reports, folder.path / "tables", folder.path / "figures", settings.name)
+            log.files(folder.path, files)
+    finally:
+        log.close()
     tell(screen, f"run folder {folder.path}")
     return folder.path
 
@@ -264,6 +270,7 @@ def facts(model: Model) -> dict[str, str]:
         "device": ", ".join(torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in devices),
         "dtype": str(model.transformer.dtype).removeprefix("torch."),
         "threads": str(torch.get_num_threads()),
+        "layers": str(model.transformer.spec.layers),
     }
 
 

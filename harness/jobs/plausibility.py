@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs.report import read_report
+from harness.jobs.report import load
 from harness.report.break_even import break_even_figure, implied_points, measured_points, page
 from harness.report.figures import save
 from harness.report.plausibility import (
@@ -45,7 +45,7 @@ def report_plausibility(
         check_writable(folder)
     shapes, read_in = read_shapes(Path(paper))
     found = plausibility(read_numbers(Path(paper)), shapes, read_in, assumed)
-    points = [*measured_points([read_report(folder) for folder in chosen(results_dir, runs)]), *implied_points(found)]
+    points = [*measured_points([load(folder) for folder in chosen(results_dir, runs)]), *implied_points(found)]
 
     screen = Console()
     counts = found["verdict"].value_counts()

@@ -39,10 +39,7 @@ def report(
         if runs is not None:
             raise UserError(f"run={runs} and sweep={sweep} both choose runs: name one.")
         return report_sweep(results_dir, sweep, name or sweep)
-    wanted = [runs] if isinstance(runs, str) else runs
-    if wanted is not None and not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
-        raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
-    reports = [read_report(folder) for folder in find_runs(results_dir, wanted)]
+    reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
 
@@ -57,8 +54,26 @@ def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
     return paths
 
 
-def read_report(folder: Path) -> RunReport:
-    """A run from disk with all its numbers; of one that did not finish, of the prompts that all arms decoded."""
+def run_ids(runs: object) -> list[str] | None:
+    """The runs that a job was asked for; None: the newest finished one.
+
+    Raises:
+        UserError: neither a run's id nor a list of them.
+    """
+    wanted = [runs] if isinstance(runs, str) else runs
+    if wanted is None:
+        return None
+    if not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
+        raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
+    return list(wanted)
+
+
+def load(folder: Path) -> RunReport:
+    """A run's tables from its folder; of one that did not finish, of the prompts that all arms decoded.
+
+    Raises:
+        UserError: it cannot be read, or there is no such prompt.
+    """
     data: RunData = read(folder)
     samples: Sequence[SampleRecord] = data.samples
     note = ""
@@ -88,13 +103,18 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    figure = paper_figure(reports)
-    if figure is None:
-        figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
-    with writing(tables_dir):
-        paths = write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+    paths = report_files(reports, tables_dir, figures_dir, name)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if line := differences(reports):
         screen.print(line, soft_wrap=True)
     return paths
+
+
+def report_files(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+    """Write tables and figure without a word; their paths."""
+    figure = paper_figure(reports)
+    if figure is None:
+        figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
+    with writing(tables_dir):
+        return write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)

@@ -145,8 +145,10 @@ def train_drafter(
         try:
             log.start(describe(full, name, rows, seed), identity)
             follow(training, bench, work, log, progress)
-        finally:
-            log.close()
+        except BaseException:
+            log.close(failed=True)
+            raise
+        log.close()
     held_out = bench()
     save(output, student, training, texts, identity, held_out)
     screen.print(
