@@ -159,7 +159,7 @@ def test_the_gain_is_measured_beside_delta(
         "job.sources=[even]",
         "gate.alpha1=0.7",
     )
-    main(monkeypatch, *SHORT, *speed, f"results_dir={tmp_path}")
+    main(monkeypatch, *SHORT, "tasks.web_questions.shots=0", *speed, f"results_dir={tmp_path}")
     (path,) = (tmp_path / "fidelity").glob("*.json")
     stored = json.loads(path.read_text())
     record = from_json(SlimFidelityRecord, {key: value for key, value in stored.items() if key != "rows"})
