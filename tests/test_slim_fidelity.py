@@ -111,7 +111,7 @@ def test_means_are_sums_over_positions_and_not_means_of_means() -> None:
 
 
 SHORT = (
-    *("job=fidelity", "task=web_questions", "tasks.web_questions.shots=0", "limit=2", "max_new_tokens=5", "gamma=2"),
+    *("job=fidelity", "task=web_questions", "limit=2", "max_new_tokens=5", "gamma=2"),
     *("job.skip_ratios=[0.3]", "job.speed=none"),
 )
 
@@ -152,8 +152,14 @@ def test_the_gain_is_measured_beside_delta(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two tiers, and three with the model's mask in both modes, on the same prompts; no other source is timed."""
-    speed = ("job.speed=masks", "job.speed_prompts=1", "job.sources=[even]", "gate.alpha1=0.7")
-    main(monkeypatch, *SHORT, *speed, f"results_dir={tmp_path}")
+    speed = (
+        "tasks.web_questions.shots=0",
+        "job.speed=masks",
+        "job.speed_prompts=1",
+        "job.sources=[even]",
+        "gate.alpha1=0.7",
+    )
+    main(monkeypatch, *SHORT, "tasks.web_questions.shots=0", *speed, f"results_dir={tmp_path}")
     (path,) = (tmp_path / "fidelity").glob("*.json")
     stored = json.loads(path.read_text())
     record = from_json(SlimFidelityRecord, {key: value for key, value in stored.items() if key != "rows"})
