@@ -193,14 +193,17 @@ def speeds(identity: tuple[str, str, str], a: Side, b: Side, mine: Pairs, theirs
     seed, n, together = a.run.seed, len(mine), pairing_of(a.run, b.run)
     if any(one.contended for pair in (*mine, *theirs) for one in pair):
         mine, theirs = [], []
+
+    def number(name: str, unit: str, rate: Any, sides: Sequence[np.ndarray]) -> Compared:
+        mine_is, theirs_is, ratio = estimates(rate, sides, seed, a, b)
+        return Compared(*identity, name, unit, n, mine_is, theirs_is, ratio, True, together)
+
     found = []
     for name, clock in (("speedup_decode", decode_seconds), ("speedup_end_to_end", total_seconds)):
         if identity[2] != BASELINE:
-            sides = (columns(mine, clock), columns(theirs, clock))
-            found.append((name, "x", *estimates(ratio_of_ratios, sides, seed, a, b)))
-    rates = (columns(mine, decode_seconds)[:2], columns(theirs, decode_seconds)[:2])
-    found.append(("decode_tokens_per_s", "tokens/s", *estimates(ratio_of_sums, rates, seed, a, b)))
-    return [Compared(*identity, name, unit, n, *values, True, together) for name, unit, *values in found]
+            found.append(number(name, "x", ratio_of_ratios, [columns(mine, clock), columns(theirs, clock)]))
+    rates = [columns(pairs, decode_seconds)[:2] for pairs in (mine, theirs)]
+    return [*found, number("decode_tokens_per_s", "tokens/s", ratio_of_sums, rates)]
 
 
 def columns(pairs: Pairs, clock: Clock) -> np.ndarray:
