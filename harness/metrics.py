@@ -405,8 +405,8 @@ def _numbers(
         yield one.name, one.unit, one.higher_is_better, _estimate(value, interval)
     contended = any(sample.contended for sample in cell)
     for ratio in RATIOS.values():
-        usable = [] if ratio.clocked and contended else cell
-        found = _estimate(ratio(usable), ratio.interval(usable, run.seed))
+        timed: Samples = [] if ratio.clocked and contended else cell
+        found = _estimate(ratio(timed), ratio.interval(timed, run.seed))
         yield ratio.name, ratio.unit, ratio.higher_is_better, found
     for ratio in (reject_rate, mean_accept_length):
         mean = Estimate(ratio.prompt_mean(cell))

@@ -8,7 +8,6 @@ against a shared baseline, are drawn for each run by itself and called unpaired.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 from harness.compare import (
     BASELINE,
     Clock,
-    Interval,
     Pairs,
     Samples,
     bootstrap,
@@ -195,14 +193,17 @@ def speeds(identity: tuple[str, str, str], a: Side, b: Side, mine: Pairs, theirs
     seed, n, together = a.run.seed, len(mine), pairing_of(a.run, b.run)
     if any(one.contended for pair in (*mine, *theirs) for one in pair):
         mine, theirs = [], []
+
+    def number(name: str, unit: str, rate: Any, sides: Sequence[np.ndarray]) -> Compared:
+        mine_is, theirs_is, ratio = estimates(rate, sides, seed, a, b)
+        return Compared(*identity, name, unit, n, mine_is, theirs_is, ratio, True, together)
+
     found = []
     for name, clock in (("speedup_decode", decode_seconds), ("speedup_end_to_end", total_seconds)):
         if identity[2] != BASELINE:
-            sides = (columns(mine, clock), columns(theirs, clock))
-            found.append((name, "x", *estimates(ratio_of_ratios, sides, seed, together)))
-    rates = (columns(mine, decode_seconds)[:2], columns(theirs, decode_seconds)[:2])
-    found.append(("decode_tokens_per_s", "tokens/s", *estimates(ratio_of_sums, rates, seed, together)))
-    return [Compared(*identity, name, unit, n, *values, True, together) for name, unit, *values in found]
+            found.append(number(name, "x", ratio_of_ratios, [columns(mine, clock), columns(theirs, clock)]))
+    rates = [columns(pairs, decode_seconds)[:2] for pairs in (mine, theirs)]
+    return [*found, number("decode_tokens_per_s", "tokens/s", ratio_of_sums, rates)]
 
 
 def columns(pairs: Pairs, clock: Clock) -> np.ndarray:
@@ -211,27 +212,35 @@ def columns(pairs: Pairs, clock: Clock) -> np.ndarray:
     return np.array(rows, dtype=float).reshape(-1, 4).T
 
 
-def estimates(rate: Any, sides: tuple[np.ndarray, np.ndarray], seed: int, together: str) -> list[Estimate]:
-    """``rate(*columns)`` of A, of B, and B's over A's; ``sides``: arrays [arguments, n]."""
-    a, b = sides
-    n, wide = a.shape[1], len(a)
+def estimates(rate: Any, sides: Sequence[np.ndarray], seed: int, a: Side, b: Side) -> list[Estimate]:
+    """``rate(*columns)`` of A, of B, and B's over A's; ``sides``: their arrays [arguments, n].
+
+    What was measured together is drawn together: with both runs paired all columns, else those of each run, and with a
+    shared baseline the method's two and the baseline's two each by themselves.
+    """
+    n, wide = sides[0].shape[1], len(sides[0])
     if not n:
         return [Estimate(None)] * 3
 
     def ratio(*drawn: Any, axis: int = -1) -> Any:
         return rate(*drawn[wide:], axis=axis) / rate(*drawn[:wide], axis=axis)
 
-    def apart(first: Any, second: Any, axis: int = -1) -> Any:
-        return ratio(*a[:, first.astype(int)], *b[:, second.astype(int)], axis=axis)
+    groups = [[place // 2 if side.run.pairing == "shared" else 0 for place in range(wide)] for side in (a, b)]
+    apart = 0 if pairing_of(a.run, b.run) == PAIRED else 1 + max(groups[0])
+    whole = np.concatenate(sides)
+    wanted = [(rate, sides[0], groups[0]), (rate, sides[1], groups[1])]
+    wanted.append((ratio, whole, [*groups[0], *(group + apart for group in groups[1])]))
+    return [estimate(*one, seed) for one in wanted]
+
+
+def estimate(rate: Any, table: np.ndarray, groups: Sequence[int], seed: int) -> Estimate:
+    """``rate`` of the rows of ``table`` [arguments, n]; rows of one group are resampled by the same draw."""
+
+    def drawn(*places: Any, axis: int = -1) -> Any:
+        return rate(*(row[places[group].astype(int)] for row, group in zip(table, groups, strict=True)), axis=axis)
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = [float(rate(*a)), float(rate(*b)), float(ratio(*a, *b))]
-    bounds = [bootstrap(partial(rate), side, seed) for side in sides]
-    places = np.array([np.arange(n), np.arange(n)], dtype=float)
-    bounds.append(bootstrap(apart, places, seed, paired=together == PAIRED))
-    return [estimate(value, interval) for value, interval in zip(values, bounds, strict=True)]
-
-
-def estimate(value: float, interval: Interval) -> Estimate:
-    low, high = interval or (None, None)
+        value = float(rate(*table))
+    places = np.array([np.arange(table.shape[1])] * (max(groups) + 1), dtype=float)
+    low, high = bootstrap(drawn, places, seed, paired=False) or (None, None)
     return Estimate(value if np.isfinite(value) else None, None, low, high)

@@ -79,6 +79,13 @@ def test_times_of_two_machines_or_days_are_not_paired() -> None:
     assert speed.apart.low < 1 < speed.apart.high, "each run is drawn by itself"
 
 
+def test_a_shared_baseline_is_drawn_by_itself() -> None:
+    a, b = (replace(one, run=replace(one.run, pairing="shared")) for one in (side("a"), side("b")))
+    (speed,) = [one for one in compared("", a, b)[0] if (one.arm, one.name) == ("via_sd", "speedup_decode")]
+    assert speed.a.low is not None and speed.a.high is not None and speed.pairing == "unpaired across runs"
+    assert speed.a.low < 2 < speed.a.high, "paired, all prompts have the same speedup"
+
+
 def test_only_prompts_that_are_the_same_are_joined() -> None:
     b = side("b")
     changed = [replace(one, prompt_sha="other") if one.example_id == "3" else one for one in b.samples]
@@ -123,7 +130,7 @@ def test_the_job_writes_a_page_and_a_tidy_table(tmp_path: Path, capsys: pytest.C
     page, table = compare(str(tmp_path))
     assert page.name == "compare_20260101T000000Z-a_20260102T000000Z-b.md", "the two newest, the older one first"
     text = page.read_text()
-    assert "2.00 [2.00, 2.00]" in text and "speedup_decode" in text
+    assert "x 2.00 [2.00, 2.00]" in text and "speedup_decode" in text
     frame = pd.read_csv(table)
     found = {(one["arm"], one["name"]): one for one in frame.to_dict("records")}
     line = found["via_sd", "speedup_decode"]

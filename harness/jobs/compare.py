@@ -16,8 +16,8 @@ from harness.side_by_side import PAIRED, Compared, Side, compared, differing, ma
 from harness.store import RUN, check_writable, find_runs, is_finished, read, read_config, write_atomic
 
 READING = (
-    "B - A: difference on the same prompts; B / A: ratio. [95 % bootstrap interval over prompts]; one that holds 0, or "
-    "1 for a ratio, tells no difference. A speedup is over the baseline of its own run."
+    "B to A: a difference on the same prompts, or with an x a ratio. [95 % bootstrap interval over prompts]; one "
+    "that holds 0, of a ratio 1, tells no difference. A speedup is over the baseline of its own run."
 )
 
 
@@ -37,13 +37,13 @@ def compare(results_dir: str, run: str | None = None, other: str | None = None) 
         raise UserError(f"no run of {names[0]!r} has the settings of one of {names[1]!r}: name two runs of them.")
     numbers: list[Compared] = []
     notes = [f"only in {side}: {label}" for side, label in alone]
-    changed: dict[tuple[str, str, str], list[str]] = {}
+    unequal: dict[tuple[str, str, str], list[str]] = {}
     for label, mine, theirs in pairs:
         found, said = compared(label, mine, theirs)
         numbers += found
         notes += said
         for key, values in differing(mine, theirs).items():
-            changed.setdefault((key, *values), []).append(label)
+            unequal.setdefault((key, *values), []).append(label)
     if not numbers:
         raise UserError(f"{names[0]!r} and {names[1]!r} have no arm and prompt in common: {'; '.join(notes)}.")
     if any(pairing_of(mine.run, theirs.run) != PAIRED for _, mine, theirs in pairs):
@@ -51,7 +51,7 @@ def compare(results_dir: str, run: str | None = None, other: str | None = None) 
     differences = pd.DataFrame(
         [
             {"key": key, "A": mine, "B": theirs, "in": "all" if len(labels) == len(pairs) else "; ".join(labels)}
-            for (key, mine, theirs), labels in changed.items()
+            for (key, mine, theirs), labels in unequal.items()
         ]
     )
     tables = Path(results_dir) / "tables"
@@ -106,6 +106,12 @@ def span(one: Estimate, digits: int, sign: str = "") -> str:
     )
 
 
+def changed(one: Compared, digits: int) -> str:
+    """``+1.2 [0.1, 2.3]`` of a difference, ``x 1.20 [1.10, 1.30]`` of a ratio, a share as it is."""
+    text = span(one.apart, digits, "" if one.is_ratio or one.unit == "share" else "+")
+    return f"x {text}" if one.is_ratio and text != DASH else text
+
+
 def as_text(numbers: Sequence[Compared]) -> pd.DataFrame:
     """One line a number; the settings of the run only where there are several."""
     several = any(one.cell for one in numbers)
@@ -118,8 +124,7 @@ def as_text(numbers: Sequence[Compared]) -> pd.DataFrame:
                 **({"cell": one.cell} if several else {}),
                 **{"task": one.task, "arm": one.arm, "n": str(one.n), "metric": one.name},
                 **{"A": span(one.a, digits), "B": span(one.b, digits)},
-                "B - A": DASH if one.is_ratio else span(one.apart, digits, "" if one.unit == "share" else "+"),
-                "B / A": span(one.apart, digits) if one.is_ratio else DASH,
+                "B to A": changed(one, digits),
                 "pairing": one.pairing if known else DASH,
             }
         )
