@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from harness.drafters.weights import own_spec
 from harness.training.data import Batch
-from harness.training.layers import Layer, Norm, Rotary
-from harness.training.students import Predictions, SmallStudent, layer_config
+from harness.training.layers import FusedLayer, Layer, Norm, Rotary, Sized
+from harness.training.students import Predictions, SmallStudent, flat, layer_config
 from harness.training.verifier import Borrowed, taken_layers
 
 FADE = 0.8
@@ -46,13 +46,21 @@ class RecurrentStudent(nn.Module, ABC):
     ) -> Float[Tensor, "B S E"]:
         """What stands in for the next features."""
 
-    @abstractmethod
-    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        """Of the head's own tokens."""
+    def enter(self, batch: Batch) -> Float[Tensor, "B S E"]:
+        """What it reads of the verifier, at every token but the last."""
+        return batch.features[:, :-1].float()
+
+    def read(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        """What its head reads of what stands in for features."""
+        return states
+
+    def head(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        """Logits of the head's own tokens."""
+        return self.borrowed.capped(F.linear(states, self.rows))
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]:
         """Turn by turn, each at every row that it has and whose token is there."""
-        states, embedded = batch.features[:, :-1].float(), self.borrowed.scaled(batch.tokens[:, 1:])
+        states, embedded = self.enter(batch), self.borrowed.scaled(batch.tokens[:, 1:])
         count = states.shape[1]
         row = torch.arange(count)
         past: list[tuple[Tensor, Tensor]] = []
@@ -60,8 +68,10 @@ class RecurrentStudent(nn.Module, ABC):
             states = self.advance(embedded, states, self.rotary.first(count), past)
             there = (row + 2 < batch.lengths[:, None]) & (row >= turn - 1)
             in_reply = (row + 2 >= batch.prompt_lengths[:, None])[there]
-            wanted = batch.features[:, 1:][there]
-            yield Predictions(f"turn{turn}", self.logits(states[there]), wanted, in_reply, FADE ** (turn - 1))
+            places = flat(there, 1, count + 1)
+            yield Predictions(
+                f"turn{turn}", self.read(states[there]), self.head, batch, places, in_reply, FADE ** (turn - 1)
+            )
             states = F.pad(states, (0, 0, 1, 0))[:, :count]  # row i reads what row i - 1 made
 
 
@@ -106,8 +116,50 @@ class EagleStudent(RecurrentStudent):
     ) -> Float[Tensor, "B S E"]:
         return only(self.layers).unrolled(self.fc(torch.cat((embedded, states), -1)), angles, past)
 
-    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        return self.borrowed.capped(F.linear(states, self.rows))
+
+class FusedStudent(RecurrentStudent):
+    """EAGLE-3: f' = layer(f) whose attention reads [norm e, norm f], f = W [low, mid, high] at first; head norm f'.
+
+    It begins with the verifier's layer on the highest state, the token unread, all at size 1: with the size of its
+    inputs in W, the size of states that grow from layer to layer does not choose how fast a weight is learnt.
+    """
+
+    kind = "eagle"
+
+    def __init__(
+        self, borrowed: Borrowed, layers: list[int], turns: int, taps: tuple[int, ...], sizes: Float[Tensor, "F"]
+    ) -> None:
+        super().__init__(borrowed, turns)
+        width = self.spec.hidden_size
+        self.config = {**self.config, "fused": True, "taps": list(taps)}
+        self.midlayer = FusedLayer(self.spec)
+        self.fc = Sized(sizes, width)
+        self.norm = Norm(width, self.spec.norm_eps)
+        taken = taken_layers(borrowed.folder, layers[-1:])
+        own = {name.replace("model.layers.0.", "midlayer."): tensor for name, tensor in taken.items()}
+        size = float(sizes[-width:].square().mean().sqrt())
+        for part in ("q_proj", "k_proj", "v_proj"):
+            name = f"midlayer.self_attn.{part}.weight"
+            own[name] = torch.cat((torch.zeros_like(own[name]), own[name]), 1)
+        for part in ("self_attn.o_proj", "mlp.down_proj"):
+            own[f"midlayer.{part}.weight"] = own[f"midlayer.{part}.weight"] / size
+        own["midlayer.hidden_norm.weight"] = own["midlayer.input_layernorm.weight"].clone()
+        own["midlayer.input_layernorm.weight"] = torch.full((width,), 1 / float(borrowed.embed.square().mean().sqrt()))
+        own["norm.weight"] = own.pop("model.norm.weight")
+        zeros = torch.zeros(width, (len(taps) - 1) * width)
+        self.load_state_dict({**own, "fc.weight": torch.cat((zeros, torch.eye(width) / size), 1)})
+
+    def enter(self, batch: Batch) -> Float[Tensor, "B S E"]:
+        assert batch.states is not None
+        return self.fc(batch.states[:, :-1].float())
+
+    def advance(
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B S E"]:
+        return self.midlayer.unrolled(embedded, states, angles, past)
+
+    def read(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        return self.norm(states)
 
 
 class MtpStudent(RecurrentStudent):
@@ -135,9 +187,8 @@ class MtpStudent(RecurrentStudent):
         normed = torch.cat((self.enorm(embedded), self.hnorm(states)), -1)
         return only(self.model["layers"]).unrolled(self.eh_proj(normed), angles, past)
 
-    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        normed = self.shared_head.norm(states)  # type: ignore[operator]
-        return self.borrowed.capped(F.linear(normed, self.rows))
+    def read(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        return self.shared_head.norm(states)  # type: ignore[operator]
 
 
 class MedusaStudent(nn.Module):
@@ -167,10 +218,12 @@ class MedusaStudent(nn.Module):
             x = features[there]
             (block,) = blocks.children()
             x = x + F.silu(block.linear(x))  # type: ignore[operator]
-            wanted = features[:, ahead - 1 :][there[:, : features.shape[1] - ahead + 1]]
             in_reply = (place + ahead >= batch.prompt_lengths[:, None])[there]
-            logits = self.borrowed.capped(F.linear(x, self.rows))
-            yield Predictions(f"head{head + 1}", logits, wanted, in_reply, FADE**head)
+            places = flat(there, ahead - 1, there.shape[1])
+            yield Predictions(f"head{head + 1}", x, self.head, batch, places, in_reply, FADE**head)
+
+    def head(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        return self.borrowed.capped(F.linear(states, self.rows))
 
 
 def small(borrowed: Borrowed, layers: list[int], turns: int) -> SmallStudent:

@@ -1,5 +1,7 @@
 """Llama layers that can be trained, with the names of a checkpoint. Master weights in float32; see ``computing``."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -128,6 +130,56 @@ class Layer(nn.Module):
         """As ``Attention.unrolled``."""
         x = x + self.self_attn.unrolled(self.input_layernorm(x), angles, past)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer of EAGLE-3: its attention reads token and state, each normed, and is added to the state."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.hidden_norm = Norm(spec.hidden_size, spec.norm_eps)
+        self.self_attn = Attention(spec, 2 * spec.hidden_size)
+        self.post_attention_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.mlp = Mlp(spec)
+
+    def unrolled(
+        self,
+        embedded: Float[Tensor, "B S E"],
+        states: Float[Tensor, "B S E"],
+        angles: tuple[Tensor, Tensor],
+        past: list[tuple[Tensor, Tensor]],
+    ) -> Float[Tensor, "B S E"]:
+        """As ``Attention.unrolled``."""
+        read = torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), -1)
+        x = states + self.self_attn.unrolled(read, angles, past)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Sized(nn.Linear):
+    """A linear map without bias, trained as if each input had size 1 and stored for inputs as they are.
+
+    ``sizes`` are rounded to powers of 2, so that storing and reading again changes nothing.
+    """
+
+    def __init__(self, sizes: Float[Tensor, "F"], width: int) -> None:
+        super().__init__(len(sizes), width, bias=False)
+        self.sizes = torch.exp2(torch.log2(sizes).round())
+        self.register_state_dict_post_hook(self.store)
+        self.register_load_state_dict_pre_hook(self.read)
+
+    def forward(self, x: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows E"]:
+        return super().forward(x / self.sizes)
+
+    @staticmethod
+    def store(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        assert isinstance(module, Sized)
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] / module.sizes
+
+    @staticmethod
+    def read(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        assert isinstance(module, Sized)
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] * module.sizes
 
 
 class Rotary:
