@@ -25,6 +25,7 @@ from harness.drafters.weights import CARD, HEAD_TOKENS, WEIGHTS, load_drafter, r
 from harness.environment import environment, git_state
 from harness.errors import UserError, unknown
 from harness.log import Logger
+from harness.model.checkpoint import read_json
 from harness.model.load import Model
 from harness.model.made import sha256
 from harness.prompts import Task, make_prompt
@@ -69,8 +70,7 @@ def train_drafter(
 
     Args:
         kind: drafter family, one of ``STUDENTS``.
-        objective: ``kd``, forward KL on written texts; ``draft_opd``, on blocks that verification rejected, for
-            ``small_lm``.
+        objective: ``kd``, forward KL on written texts; ``draft_opd``, on blocks that verification rejected.
         layers: of the verifier, to start from; negative ones are counted from its end. ``eagle`` and ``mtp`` have one
             layer and take the last of these, ``medusa`` none.
         turns: how often ``eagle`` and ``mtp`` read their own outputs in training; heads of ``medusa``.
@@ -99,8 +99,6 @@ def train_drafter(
     ):
         if value < 1:
             raise UserError(f"{key}={value}: want at least 1.")
-    if objective == "draft_opd" and kind != "small_lm":
-        raise UserError(f"job.objective=draft_opd is for small_lm, not {kind}: set job.objective=kd.")
     if fused and kind != "eagle":
         raise UserError(f"job.fused=true is for eagle, not {kind}: set job.kind=eagle or job.fused=false.")
     if not tasks:
@@ -149,6 +147,7 @@ def train_drafter(
         if fused:
             make = partial(FusedStudent, taps=data.taps, sizes=texts.tap_sizes())
         student = make_student(full, kind, make, chosen, turns, texts.frequent(head_tokens), start_from)
+        parent = read_json(Path(start_from).expanduser() / CARD) if start_from else None
         losses: Losses = Distillation(student, texts, schedule.prompt_weight)
         if objective == "draft_opd":
             losses = OnPolicy(student, texts, full, gamma, data.reply_tokens)
@@ -163,7 +162,7 @@ def train_drafter(
         finally:
             log.close()
     held_out = bench()
-    save(output, student, training, texts, identity, held_out)
+    save(output, student, training, texts, identity, held_out, parent)
     screen.print(
         f"{training.at.step} steps, {training.at.seconds:.0f} s; held out: "
         + ", ".join(f"{key} {value:.3f}" for key, value in held_out.items())
@@ -338,8 +337,9 @@ def save(
     texts: TextData,
     identity: Mapping[str, Any],
     held_out: Mapping[str, float],
+    parent: Mapping[str, Any] | None,
 ) -> None:
-    """The drafter's folder with its card."""
+    """The drafter's folder with its card, in which stands the card of the drafter that it began with."""
     commit, dirty = git_state()
     recipe = texts.recipe
     card = {
@@ -359,6 +359,7 @@ def save(
         "turns": identity["turns"],
         "gamma": identity["gamma"],
         "start_from": identity["start_from"],
+        **({"parent": parent} if parent else {}),
         "steps": training.at.step,
         "trained_tokens": training.at.tokens,
         "epochs": training.at.epoch + 1,

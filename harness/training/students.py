@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.model.spec import ModelSpec
 from harness.training.data import Batch
 from harness.training.layers import Layer, Norm, Rotary
+from harness.training.replay import Replay, laid_out
 from harness.training.verifier import Borrowed, taken_layers
 
 
@@ -57,6 +58,10 @@ class Student(Protocol):
     borrowed: Borrowed
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]: ...
+
+    def replayed(self, replay: Replay) -> list[Float[Tensor, "G N"]]:
+        """Its logits where each token of each block was drafted."""
+        ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -142,6 +147,12 @@ class SmallStudent(nn.Module):
         there, in_reply = places(batch, 1)
         normed = self.model.norm(hidden[there])
         yield Predictions("next", normed, self.head, batch, flat(there, 0, there.shape[1]), in_reply)
+
+    def replayed(self, replay: Replay) -> list[Float[Tensor, "G N"]]:
+        """One forward over a row of all blocks."""
+        tokens, positions, mask, spots = laid_out(replay)
+        hidden = self.hidden(tokens[None], self.rotary.at(positions), mask)[0]
+        return [self.logits(hidden[where]) for where in spots]
 
 
 def places(batch: Batch, ahead: int) -> tuple[Bool[Tensor, "B S"], Bool[Tensor, "R"]]:
