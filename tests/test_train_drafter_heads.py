@@ -1,24 +1,35 @@
 """Training eagle, mtp and medusa: what a student says in training is what its drafter says in decoding."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from harness.errors import UserError
 from harness.model.load import Model
 from harness.sampling import RandomChooser
+from harness.training import distil
 from harness.training.data import TextData, collate
-from harness.training.decoding import FAMILIES, accept_length, drafter_folder
+from harness.training.decoding import FAMILIES, accept_length, drafter_folder, rollout
 from harness.training.distil import Distillation, measure
-from harness.training.heads import STUDENTS
+from harness.training.heads import STUDENTS, FusedStudent
+from harness.training.layers import Sized
 from harness.training.loop import Schedule, Training
+from harness.training.objectives import forward_kl, reverse_kl
+from harness.training.on_policy import replay_loss
+from harness.training.replay import DraftedBlock, Replay
 from harness.training.verifier import borrow
 from harness.training.write import Text
 from tests.toys import CPU, GREEDY, tiers_of
 from tests.training import SCHEDULE, texts, train, verifier
 
-KINDS = ("eagle", "mtp", "medusa")
+KINDS = ("eagle", "fused", "mtp", "medusa")
+TAPS = (0, 1, 2)
 TURNS = 3
+PROMPTS = ((3, 4, 5, 6), (9, 8, 7), (11, 2, 14, 20, 5))
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +42,20 @@ def model(tmp_path: Path) -> Model:
     return verifier(tmp_path / "verifier")
 
 
+def made(kind: str, model: Model, data: TextData, head: int, layers: list[int]):
+    borrowed = borrow(model, data.frequent(head))
+    if kind == "fused":
+        return FusedStudent(borrowed, layers, TURNS, TAPS, data.tap_sizes())
+    return STUDENTS[kind](borrowed, layers, TURNS)
+
+
+def written(kind: str, model: Model, **changed: Any) -> TextData:
+    return texts(model, **changed, **({"taps": TAPS} if kind == "fused" else {}))
+
+
 def shaken(kind: str, model: Model, data: TextData, head: int = 29):
     """A student with weights of no structure, which bfloat16 holds exactly."""
-    own = STUDENTS[kind](borrow(model, data.frequent(head)), [0, 3], TURNS)
+    own = made(kind, model, data, head, [0, 3])
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in own.parameters():
@@ -45,11 +67,11 @@ def shaken(kind: str, model: Model, data: TextData, head: int = 29):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("head", [29, 12])
 def test_training_says_what_drafting_says(kind: str, head: int, model: Model) -> None:
-    data = texts(model)
+    data = written(kind, model)
     own = shaken(kind, model, data, head)
     tokens = (3, 14, 5, 9, 20, 7, 11, 4)
     with drafter_folder(own) as folder:
-        drafter = FAMILIES[kind](tiers_of(model), GREEDY, model, path=str(folder))
+        drafter = FAMILIES[own.kind](tiers_of(model), GREEDY, model, path=str(folder))
     for length in range(2, len(tokens) + 1):
         assert drafter.tier is not None
         tiers = drafter.tier.source.full  # type: ignore[attr-defined]
@@ -58,9 +80,10 @@ def test_training_says_what_drafting_says(kind: str, head: int, model: Model) ->
             tier.prefill(tokens[: length - 1])
         drafts = drafter.draft(tokens[:length], TURNS, RandomChooser(0, CPU)).tokens.tolist()
         whole = (*tokens[:length], *drafts, 0)
-        features = torch.zeros(len(whole) - 1, 24)
-        features[: length - 1] = tiers.features[: length - 1]
-        said = list(own.predictions(collate([Text(0, whole, 1, features)])))
+        read = torch.zeros(len(whole) - 1, tiers.features.shape[1])
+        read[: length - 1] = tiers.features[: length - 1]
+        text = Text(0, whole, 1, read) if kind != "fused" else Text(0, whole, 1, read[:, :24], read)
+        said = list(own.predictions(collate([text])))
         assert len(drafts) == len(said) == TURNS
         for turn, one in enumerate(said):
             row = length - 2  # of medusa the last feature there is; of the others each turn's rows begin one later
@@ -70,7 +93,7 @@ def test_training_says_what_drafting_says(kind: str, head: int, model: Model) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_said_is_held_against_the_verifiers_law_of_that_token(kind: str, model: Model) -> None:
     """A greedy text: the law's likeliest token is the one that the text has there."""
-    data = texts(model, sampled=0.0)
+    data = written(kind, model, sampled=0.0)
     text = max(data.trained, key=lambda text: len(text.tokens) - text.prompt_length)
     own = shaken(kind, model, data)
     count, prompt = len(text.tokens), text.prompt_length
@@ -86,8 +109,8 @@ def test_what_is_said_is_held_against_the_verifiers_law_of_that_token(kind: str,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_learns(kind: str, model: Model, tmp_path: Path) -> None:
-    data = texts(model, sequences=150, held_out=20, shard=170, batch=64)
-    own = STUDENTS[kind](borrow(model, data.frequent(29)), [3], TURNS)
+    data = written(kind, model, sequences=150, held_out=20, shard=170, batch=64)
+    own = made(kind, model, data, 29, [3])
     before = measure(own, data)
     schedule = Schedule(**SCHEDULE | {"steps": 60, "batch_tokens": 1024, "lr": 1e-2, "checkpoint_minutes": 60.0})
     for _ in Training(own, data, schedule, 0, tmp_path / "work", Distillation(own, data, 0.2)).run():
@@ -97,12 +120,109 @@ def test_a_head_learns(kind: str, model: Model, tmp_path: Path) -> None:
     assert len(losses) == TURNS and all(after[key] < before[key] for key in losses)
     with drafter_folder(own) as folder:
         prompts = [text.tokens[: text.prompt_length] for text in data.held_out[:4]]
-        assert 1.0 <= accept_length(model, kind, folder, prompts, TURNS, 12) <= TURNS + 1
+        assert 1.0 <= accept_length(model, own.kind, folder, prompts, TURNS, 12) <= TURNS + 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_job_trains_a_head(kind: str, tmp_path: Path, model: Model) -> None:
     assert model.folder is not None
-    folder = train(tmp_path / "results", model.folder, kind=kind, schedule={"steps": 3})
+    asked = {"kind": "eagle", "fused": True} if kind == "fused" else {"kind": kind}
+    folder = train(tmp_path / "results", model.folder, **asked, schedule={"steps": 3})
     card = (folder / "README.md").read_text()
-    assert f"`{kind}` drafter" in card and "mean_accept_length" in card
+    assert f"`{asked['kind']}` drafter" in card and "mean_accept_length" in card
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replayed_block_says_what_was_drafted(kind: str, model: Model) -> None:
+    """The drafter was loaded from a folder and ran token by token; each draft is its likeliest token."""
+    data = written(kind, model)
+    own = shaken(kind, model, data, 12)
+    with drafter_folder(own) as folder:
+        drafter = partial(FAMILIES[own.kind], path=str(folder))
+        replays = [rollout(model, drafter, prompt, TURNS, 16, own.borrowed.head_tokens) for prompt in PROMPTS]
+    assert sum(len(replay.blocks) for replay in replays) > 4
+    for replay in replays:
+        for block, logits in zip(replay.blocks, own.replayed(replay), strict=True):
+            assert tuple(own.borrowed.head_tokens[logits.argmax(-1)].tolist()) == block.drafts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_of_replayed_blocks_reaches_the_head_alone(kind: str, model: Model) -> None:
+    """Forward KL on what was kept, reverse KL behind it, of these very logits, per drafted token."""
+    data = written(kind, model)
+    own = shaken(kind, model, data)
+    width = 24 * (len(TAPS) if kind == "fused" else 1)
+    draws = torch.Generator().manual_seed(1)
+    laws = torch.randn(2, TURNS, 29, generator=draws)
+    blocks = (DraftedBlock(4, (7, 11, 12), 1, laws[0]), DraftedBlock(6, (10, 13), 0, laws[1, :2]))
+    replay = Replay((3, 4, 5, 6, 7, 8, 9), blocks, torch.randn(6, width, generator=draws))
+    losses = replay_loss(own, replay)
+    for block, logits, loss in zip(blocks, own.replayed(replay), losses, strict=True):
+        wanted = torch.zeros(())
+        for place in range(len(block.drafts)):
+            if place < block.kept:
+                wanted = wanted + forward_kl(block.verifier, logits)[place]
+            else:
+                wanted = wanted + 0.8 ** (place - block.kept) * reverse_kl(block.verifier, logits)[place]
+        assert loss.item() == pytest.approx(wanted.item() / len(block.drafts), rel=1e-5)
+    losses.sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in own.parameters())
+    assert any(parameter.grad.abs().max() > 0 for parameter in own.parameters())
+    assert not own.borrowed.embed.requires_grad and not own.rows.requires_grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_job_learns_on_policy(kind: str, tmp_path: Path, model: Model) -> None:
+    assert model.folder is not None
+    asked = {"kind": "eagle", "fused": True} if kind == "fused" else {"kind": kind}
+    schedule = {"steps": 2, "batch_tokens": 64}
+    first = train(tmp_path / "results", model.folder, **asked, schedule=schedule)
+    more = {"objective": "draft_opd", "start_from": str(first), "drafter_name": "two", "schedule": schedule}
+    second = train(tmp_path / "results", model.folder, **asked, **more)
+    one, two = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert torch.equal(one.pop("head_tokens"), two.pop("head_tokens"))
+    assert all(tensor.isfinite().all() for tensor in two.values())
+    assert any(not torch.equal(one[name], tensor) for name, tensor in two.items())
+
+
+def test_all_chunks_of_the_loss_are_the_loss(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are those of forward KL over all logits at once, whatever a chunk has of rows."""
+    data = texts(model)
+    own = shaken("eagle", model, data, 12)
+    batch = collate(data.trained[:5])
+    total, weight = torch.zeros(()), torch.zeros(())
+    for said in own.predictions(batch):
+        each = said.weight * torch.where(said.in_reply, 1.0, 0.2)
+        law = said.features.float() @ own.rows.T
+        total = total + (forward_kl(law, said.logits) * each).sum()
+        weight = weight + each.sum()
+    wanted = torch.autograd.grad(total / weight, list(own.parameters()))
+    for chunk in (1, 7, 1000):
+        monkeypatch.setattr(distil, "CHUNK", chunk)
+        loss = Distillation(own, data, 0.2)(range(5), 0)
+        assert loss.item() == pytest.approx((total / weight).item(), rel=1e-5)
+        for one, other in zip(torch.autograd.grad(loss, list(own.parameters())), wanted, strict=True):
+            assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_sizes_of_inputs_change_how_a_map_learns_and_not_what_it_stores() -> None:
+    sizes = torch.tensor([0.3, 1.0, 20.0])
+    one, other = Sized(sizes, 2), Sized(sizes, 2)
+    weight = torch.tensor([[1.0, -2.0, 0.1], [0.5, 0.25, 3.0]])
+    one.load_state_dict({"weight": weight})
+    x = torch.tensor([[0.2, 1.0, 30.0]])
+    assert torch.allclose(one(x), x @ weight.T)
+    assert torch.equal(one.state_dict()["weight"], weight)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other.weight, one.weight)
+    one(x).sum().backward()
+    assert torch.allclose(one.weight.grad, (x / torch.tensor([0.25, 1.0, 16.0])).expand(2, 3))
+
+
+def test_a_fused_head_of_other_drafters_or_taps_is_refused(tmp_path: Path, model: Model) -> None:
+    assert model.folder is not None
+    with pytest.raises(UserError, match=r"job\.fused=true is for eagle, not mtp"):
+        train(tmp_path / "results", model.folder, kind="mtp", fused=True)
+    for taps in ([0, 1], [0, 1, 4]):
+        with pytest.raises(UserError, match=r"job\.data\.taps="):
+            train(tmp_path / "results", model.folder, kind="eagle", fused=True, data={"taps": taps})

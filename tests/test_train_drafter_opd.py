@@ -1,5 +1,6 @@
 """``objective=draft_opd``: the numbers of its loss, the row that replays blocks, and that learning from them helps."""
 
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from harness.drafters.small_lm import SmallLM
 from harness.errors import UserError
 from harness.model.load import load_model
 from harness.sampling import RandomChooser
-from harness.training.decoding import DraftedBlock, Replay, rollout
+from harness.training.decoding import rollout
 from harness.training.objectives import draft_opd, forward_kl, reverse_kl
-from harness.training.on_policy import laid_out, replay_loss
+from harness.training.on_policy import replay_loss
+from harness.training.replay import DraftedBlock, Replay, laid_out
 from tests.toys import CPU, GREEDY, tiers_of, write_checkpoint
 from tests.training import student, texts, train, verifier
 
@@ -127,6 +129,8 @@ def test_the_job_goes_on_from_a_drafter_and_learns_on_policy(tmp_path: Path) -> 
         drafter_name="two",
         schedule=short,
     )
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (first, second)]
+    assert "parent" not in cards[0] and cards[1]["parent"] == cards[0]
     one, two = (load_file(folder / "model.safetensors") for folder in (first, second))
     assert torch.equal(one.pop("head_tokens"), two.pop("head_tokens"))
     assert all(tensor.isfinite().all() and not torch.equal(one[name], tensor) for name, tensor in two.items())

@@ -172,3 +172,27 @@ def test_a_bad_recipe_is_refused(changed: dict, line: str) -> None:
     with pytest.raises(UserError) as caught:
         Recipe(**changed)
     assert str(caught.value).startswith(line)
+
+
+def test_states_behind_the_taps_are_kept_with_the_texts(model: Model) -> None:
+    """They are those of the tokens, also when read back; the texts are the same as without."""
+    plain, kept = texts(model), texts(model, taps=(0, 2))
+    assert [text.tokens for text in kept.trained] == [text.tokens for text in plain.trained]
+    again = texts(model, taps=(0, 2))
+    for text, read in zip(kept.trained, again.trained, strict=True):
+        cache = model.transformer.new_cache(64)
+        _, states = model.transformer.observe(torch.tensor(text.tokens[:-1]), cache, range(4), 1, (0, 2))
+        assert states is not None and text.states is not None and read.states is not None
+        assert torch.allclose(states, text.states.float(), atol=0.02) and torch.equal(text.states, read.states)
+    sizes = torch.cat([text.states[1:].float() for text in kept.trained]).square().mean(0).sqrt()  # type: ignore[index]
+    assert torch.allclose(kept.tap_sizes(), sizes, rtol=1e-4)
+    batch = collate(kept.trained[:2])
+    assert batch.states is not None and batch.states.shape == (*batch.tokens.shape, 48)
+
+
+def test_skipped_texts_are_others_and_held_out_ones_stay(model: Model) -> None:
+    first, later = texts(model), texts(model, skip=24)
+    assert [text.tokens for text in later.held_out] == [text.tokens for text in first.held_out]
+    own = {text.index for text in first.trained} & {text.index for text in later.trained}
+    assert len(own) <= 3  # the calibration prompts, which lead
+    assert {text.index for text in later.trained} - own == {text.index + 24 for text in first.trained if text.index > 8}

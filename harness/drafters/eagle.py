@@ -206,4 +206,8 @@ def eagle_head(
 
 def taps_of(config: Mapping[str, Any], depth: int) -> tuple[int, ...]:
     """The layers behind which low, mid and high features are taken: ``taps`` if given, else those of EAGLE-3."""
-    return tuple(config.get("taps", [max(0, tap) for tap in (1, depth // 2 - 1, depth - 4)]))
+    return tuple(config.get("taps", eagle3_taps(depth)))
+
+
+def eagle3_taps(depth: int) -> list[int]:
+    return [max(0, tap) for tap in (1, depth // 2 - 1, depth - 4)]

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from harness.config import FILE_NAME
+from harness.drafters.eagle import eagle3_taps
 from harness.drafters.weights import CARD, HEAD_TOKENS, WEIGHTS, load_drafter, read_tensors, save_drafter
 from harness.environment import environment, git_state
 from harness.errors import UserError, unknown
 from harness.log import Logger
+from harness.model.checkpoint import read_json
 from harness.model.load import Model
 from harness.model.made import sha256
 from harness.prompts import Task, make_prompt
@@ -32,12 +34,12 @@ from harness.store import check_writable, new_run_id, write_atomic
 from harness.training.data import TextData, prepare
 from harness.training.decoding import accept_length, drafter_folder
 from harness.training.distil import Distillation, measure
-from harness.training.heads import STUDENTS
+from harness.training.heads import STUDENTS, FusedStudent
 from harness.training.loop import Losses, Schedule, Training
 from harness.training.on_policy import OnPolicy
 from harness.training.recipe import Recipe, Source
 from harness.training.students import Student, check_plain
-from harness.training.verifier import borrow, checkpoint_folder, layer_choice
+from harness.training.verifier import Borrowed, borrow, checkpoint_folder, layer_choice
 
 OBJECTIVES = ("kd", "draft_opd")
 IDENTITY, LOG = "training.json", "log.jsonl"
@@ -61,14 +63,14 @@ def train_drafter(
     decode_tokens: int = 64,
     start_from: str | None = None,
     drafter_name: str | None = None,
+    fused: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Write ``drafters/<name>/`` under ``results_dir``; checkpoints and log go to ``training/<name>/``.
 
     Args:
         kind: drafter family, one of ``STUDENTS``.
-        objective: ``kd``, forward KL on written texts; ``draft_opd``, on blocks that verification rejected, for
-            ``small_lm``.
+        objective: ``kd``, forward KL on written texts; ``draft_opd``, on blocks that verification rejected.
         layers: of the verifier, to start from; negative ones are counted from its end. ``eagle`` and ``mtp`` have one
             layer and take the last of these, ``medusa`` none.
         turns: how often ``eagle`` and ``mtp`` read their own outputs in training; heads of ``medusa``.
@@ -79,6 +81,8 @@ def train_drafter(
         decode_tokens: of each, at most.
         start_from: folder of a drafter of this kind, whose weights and head tokens are taken instead.
         drafter_name: None: made of the model's name and the kind.
+        fused: ``eagle`` reads states of a low, a middle and a high layer (EAGLE-3); where ``data`` has no taps, those
+            of EAGLE-3 are taken.
         overwrite: begin anew where a drafter or a training of that name exists.
 
     Raises:
@@ -95,8 +99,8 @@ def train_drafter(
     ):
         if value < 1:
             raise UserError(f"{key}={value}: want at least 1.")
-    if objective == "draft_opd" and kind != "small_lm":
-        raise UserError(f"job.objective=draft_opd is for small_lm, not {kind}: set job.objective=kd.")
+    if fused and kind != "eagle":
+        raise UserError(f"job.fused=true is for eagle, not {kind}: set job.kind=eagle or job.fused=false.")
     if not tasks:
         raise UserError("no task is chosen: write task=quick_four, or another of `python -m harness --help`.")
     for folder in ("drafters", "training"):
@@ -106,6 +110,11 @@ def train_drafter(
     checkpoint_folder(full)
     check_plain(full.transformer.spec)
     chosen = layer_choice(layers, full.transformer.spec.layers)
+    depth = full.transformer.spec.layers
+    if fused and not data.taps:
+        data = replace(data, taps=tuple(eagle3_taps(depth)))
+    if (fused and len(data.taps) != 3) or not all(type(tap) is int and 0 <= tap < depth for tap in data.taps):
+        raise UserError(f"job.data.taps={list(data.taps)}: want three layers of the verifier, 0 to {depth - 1}.")
     name = drafter_name or f"{full.slug}_{kind}"
     if not FILE_NAME.fullmatch(name):
         raise UserError(f"job.drafter_name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
@@ -128,12 +137,17 @@ def train_drafter(
                 "seed": seed,
             },
             **{"head_tokens": head_tokens, "data": asdict(data), "schedule": asdict(schedule)},
+            **({"fused": True} if fused else {}),
             **{"gamma": gamma, "start_from": start_from and sha256(start_file(Path(start_from)))},
             "rows": {key: source.sha256 for key, (_, source) in rows.items()},
         }
         claim(work, output, identity, overwrite)
         texts = write_texts(full, tasks, rows, data, seed, progress)
-        student = make_student(full, kind, chosen, turns, texts.frequent(head_tokens), start_from)
+        make = STUDENTS[kind]
+        if fused:
+            make = partial(FusedStudent, taps=data.taps, sizes=texts.tap_sizes())
+        student = make_student(full, kind, make, chosen, turns, texts.frequent(head_tokens), start_from)
+        parent = read_json(Path(start_from).expanduser() / CARD) if start_from else None
         losses: Losses = Distillation(student, texts, schedule.prompt_weight)
         if objective == "draft_opd":
             losses = OnPolicy(student, texts, full, gamma, data.reply_tokens)
@@ -150,7 +164,7 @@ def train_drafter(
             raise
         log.close()
     held_out = bench()
-    save(output, student, training, texts, identity, held_out)
+    save(output, student, training, texts, identity, held_out, parent)
     screen.print(
         f"{training.at.step} steps, {training.at.seconds:.0f} s; held out: "
         + ", ".join(f"{key} {value:.3f}" for key, value in held_out.items())
@@ -242,7 +256,13 @@ def start_file(folder: Path) -> Path:
 
 
 def make_student(
-    full: Model, kind: str, layers: list[int], turns: int, head_tokens: Tensor, start_from: str | None
+    full: Model,
+    kind: str,
+    make: Callable[[Borrowed, list[int], int], Any],
+    layers: list[int],
+    turns: int,
+    head_tokens: Tensor,
+    start_from: str | None,
 ) -> Any:
     """A student that begins with the verifier's layers, or where a drafter was left.
 
@@ -250,10 +270,10 @@ def make_student(
         UserError: a drafter that is not whole, or of another kind, verifier or number of layers.
     """
     if start_from is None:
-        return STUDENTS[kind](borrow(full, head_tokens), layers, turns)
+        return make(borrow(full, head_tokens), layers, turns)
     folder = Path(start_from).expanduser()
     stored = read_tensors(start_file(folder))
-    student = STUDENTS[kind](borrow(full, stored[HEAD_TOKENS].long()), layers, turns)
+    student = make(borrow(full, stored[HEAD_TOKENS].long()), layers, turns)
     shapes = {name: tuple(tensor.shape) for name, tensor in student.state_dict().items()}
     found = load_drafter(folder, kind, full, lambda config, spec: shapes)
     student.load_state_dict({name: found.tensors[name].float() for name in shapes})
@@ -319,8 +339,9 @@ def save(
     texts: TextData,
     identity: Mapping[str, Any],
     held_out: Mapping[str, float],
+    parent: Mapping[str, Any] | None,
 ) -> None:
-    """The drafter's folder with its card."""
+    """The drafter's folder with its card, in which stands the card of the drafter that it began with."""
     commit, dirty = git_state()
     recipe = texts.recipe
     card = {
@@ -340,6 +361,7 @@ def save(
         "turns": identity["turns"],
         "gamma": identity["gamma"],
         "start_from": identity["start_from"],
+        **({"parent": parent} if parent else {}),
         "steps": training.at.step,
         "trained_tokens": training.at.tokens,
         "epochs": training.at.epoch + 1,

@@ -4,6 +4,8 @@ The decoder runs one sequence at a time. Here the sequences lie side by side in 
 transformer runs over the rows of all of them; only attention has to know where one ends.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,20 +20,22 @@ class Batched(Transformer):
     """``model`` over up to ``slots`` sequences of ``capacity`` positions.
 
     A step gives features, hidden states after the final norm; ``head_logits`` makes logits of those that are wanted.
+    Behind the features, side by side, stand the hidden states behind the layers ``taps``.
 
     Raises:
         UserError: a model on several devices or with soft-capped attention, which torch's fused attention lacks.
     """
 
-    def __init__(self, model: Transformer, slots: int, capacity: int) -> None:
+    def __init__(self, model: Transformer, slots: int, capacity: int, taps: Sequence[int] = ()) -> None:
         if model.spec.attn_softcap is not None or len(model.devices) > 1:
             raise UserError("data for a drafter is written by a model on one device without soft-capped attention.")
         self.__dict__.update(model.__dict__)
         self.capacity = capacity
+        self.taps = tuple(taps)
         self.cache = model.new_cache(slots * capacity)
 
     @torch.inference_mode()
-    def step(self, tokens: Int[Tensor, "B S"], starts: Int[Tensor, "B"], first_slot: int = 0) -> Float[Tensor, "B S E"]:
+    def step(self, tokens: Int[Tensor, "B S"], starts: Int[Tensor, "B"], first_slot: int = 0) -> Float[Tensor, "B S F"]:
         """Append ``tokens`` to the B sequences from ``first_slot`` on, which have ``starts`` positions; the features.
 
         Whatever lies behind a sequence's positions is overwritten, so that an idle slot may be stepped along.
@@ -49,9 +53,12 @@ class Batched(Transformer):
             mask = causal_mask(places.flatten(), keys, kind.window, self.dtype).view(count, width, seen)
             sights.append(Sight(new, slice(None), *kind.angles(places.flatten()), mask))
         hidden = self.embedded(tokens.flatten())
+        states = []
         for index in range(self.spec.layers):
             hidden = self.layer(index, hidden, entries[index], sights[self.kind_of[index]])
-        return self.normed(hidden).view(count, width, -1)
+            states.append(hidden)
+        found = torch.cat((self.normed(hidden), *(states[tap] for tap in self.taps)), -1)
+        return found.view(count, width, -1)
 
     def side_by_side(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T].

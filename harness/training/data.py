@@ -30,12 +30,16 @@ RECIPE, MANIFEST = "recipe.json", "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts side by side, padded behind. ``features[:, i]`` belong to ``tokens[:, i]``; those of the last are zero."""
+    """Texts side by side, padded behind. ``features[:, i]`` belong to ``tokens[:, i]``; those of the last are zero.
+
+    ``states`` are laid out as ``features``; None where the recipe has no taps.
+    """
 
     tokens: Int[Tensor, "B S"]
     features: Float[Tensor, "B S E"]
     lengths: Int[Tensor, "B"]
     prompt_lengths: Int[Tensor, "B"]
+    states: Float[Tensor, "B S F"] | None = None
 
 
 class TextData:
@@ -69,6 +73,15 @@ class TextData:
             counts += 2 * torch.bincount(torch.tensor(text.tokens[text.prompt_length :]), minlength=width)
         return counts.sort(descending=True, stable=True).indices[: min(count, width)].sort().values
 
+    def tap_sizes(self) -> Float[Tensor, "F"]:
+        """Root mean square of each column of the states, but for those of first tokens, whose size is another."""
+        total, count = torch.zeros(()), 0
+        for text in self.trained:
+            assert text.states is not None
+            total = total + text.states[1:].float().square().sum(0)
+            count += len(text.states) - 1
+        return (total / max(1, count)).sqrt().clamp(min=1e-3)
+
     def order(self, seed: int, epoch: int, batch_tokens: int) -> list[list[int]]:
         """The batches of an epoch as indices of texts: shuffled, neighbours of like length, shuffled again."""
         draw = random.Random(f"order/{seed}/{epoch}")
@@ -98,16 +111,23 @@ def collate(texts: Sequence[Text]) -> Batch:
     """Texts as one padded batch."""
     longest = max(len(text.tokens) for text in texts)
     tokens = torch.zeros(len(texts), longest, dtype=torch.long)
-    features = torch.zeros(len(texts), longest, texts[0].features.shape[-1], dtype=texts[0].features.dtype)
     for row, text in enumerate(texts):
         tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
-        features[row, : len(text.features)] = text.features
+    states = [text.states for text in texts if text.states is not None]
     return Batch(
         tokens,
-        features,
+        padded([text.features for text in texts], longest),
         torch.tensor([len(text.tokens) for text in texts]),
         torch.tensor([text.prompt_length for text in texts]),
+        padded(states, longest) if states else None,
     )
+
+
+def padded(rows: Sequence[Float[Tensor, "S F"]], longest: int) -> Float[Tensor, "B S F"]:
+    found = torch.zeros(len(rows), longest, rows[0].shape[-1], dtype=rows[0].dtype)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return found
 
 
 def prepare(
@@ -141,7 +161,7 @@ def prepare(
         "vocabulary": model.transformer.spec.vocab_size,
         "weights": weights_digest(model),
         "seed": seed,
-        **asdict(recipe),
+        **{key: value for key, value in asdict(recipe).items() if key not in ("skip", "taps") or value},
         "rows": described,
         "prompts": hashlib.sha256(json.dumps([request.given for request in made]).encode()).hexdigest(),
         "version": 1,
@@ -201,6 +221,7 @@ def write_shards(
 
 
 def packed(texts: Sequence[Text]) -> bytes:
+    states = [text.states for text in texts if text.states is not None]
     return save(
         {
             "indices": torch.tensor([text.index for text in texts], dtype=torch.int32),
@@ -208,6 +229,7 @@ def packed(texts: Sequence[Text]) -> bytes:
             "prompt_lengths": torch.tensor([text.prompt_length for text in texts], dtype=torch.int32),
             "tokens": torch.tensor([token for text in texts for token in text.tokens], dtype=torch.int32),
             "features": torch.cat([text.features for text in texts]),
+            **({"states": torch.cat(states)} if states else {}),
         }
     )
 
@@ -215,8 +237,10 @@ def packed(texts: Sequence[Text]) -> bytes:
 def unpacked(stored: Mapping[str, Tensor]) -> Iterator[Text]:
     lengths = stored["lengths"].tolist()
     tokens = stored["tokens"].split(lengths)
-    features = stored["features"].split([length - 1 for length in lengths])
-    for index, prompt, own, felt in zip(
-        stored["indices"].tolist(), stored["prompt_lengths"].tolist(), tokens, features, strict=True
+    rows = [length - 1 for length in lengths]
+    features = stored["features"].split(rows)
+    states = stored["states"].split(rows) if "states" in stored else [None] * len(rows)
+    for index, prompt, own, felt, deep in zip(
+        stored["indices"].tolist(), stored["prompt_lengths"].tolist(), tokens, features, states, strict=True
     ):
-        yield Text(index, tuple(own.tolist()), prompt, felt)
+        yield Text(index, tuple(own.tolist()), prompt, felt, deep)

@@ -3,11 +3,10 @@
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from harness.decode.accept import first_stop, keep_probability
@@ -23,6 +22,7 @@ from harness.model.load import Model
 from harness.model.tiers import GRAPH_STEP, Tiers
 from harness.model.transfer import to_host
 from harness.sampling import RandomChooser, Sampling
+from harness.training.replay import DraftedBlock, Replay
 from harness.training.students import Student
 
 FAMILIES: dict[str, Callable[..., Drafter]] = {"small_lm": SmallLM, "eagle": Eagle, "mtp": Mtp, "medusa": Medusa}
@@ -62,24 +62,6 @@ def accept_length(
     return tokens / blocks
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedBlock:
-    """A block as it was verified: ``start`` tokens stood before it; the verifier's logits before each of its tokens."""
-
-    start: int
-    drafts: tuple[int, ...]
-    kept: int
-    verifier: Float[Tensor, "G N"]
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What speculative decoding wrote, prompt included, and the blocks of which verification rejected something."""
-
-    tokens: tuple[int, ...]
-    blocks: tuple[DraftedBlock, ...]
-
-
 def rollout(
     model: Model,
     drafter: Callable[[Tiers, Sampling, Model], Drafter],
@@ -108,4 +90,5 @@ def rollout(
         if ends := [place for place in range(len(prompt), len(tokens)) if tokens[place] in model.tokenizer.eos_ids]:
             del tokens[ends[0] + 1 :]
         tiers.rollback(len(tokens) - 1)
-    return Replay(tuple(tokens), tuple(blocks))
+    features = tiers.full.features[: len(tokens) - 1].clone() if tiers.full.taps else None
+    return Replay(tuple(tokens), tuple(blocks), features)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from harness.drafters.weights import own_spec
 from harness.training.data import Batch
-from harness.training.layers import Layer, Norm, Rotary
-from harness.training.students import Predictions, SmallStudent, layer_config
+from harness.training.layers import Chains, FusedLayer, Layer, Norm, Rotary, Sized, Turns
+from harness.training.replay import Replay
+from harness.training.students import Predictions, SmallStudent, flat, layer_config
 from harness.training.verifier import Borrowed, taken_layers
 
 FADE = 0.8
@@ -30,6 +31,7 @@ class RecurrentStudent(nn.Module, ABC):
     """
 
     kind: str
+    taps: tuple[int, ...] = ()
 
     def __init__(self, borrowed: Borrowed, turns: int) -> None:
         super().__init__()
@@ -42,27 +44,59 @@ class RecurrentStudent(nn.Module, ABC):
 
     @abstractmethod
     def advance(
-        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: Turns | Chains
     ) -> Float[Tensor, "B S E"]:
         """What stands in for the next features."""
 
-    @abstractmethod
-    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        """Of the head's own tokens."""
+    def enter(self, features: Float[Tensor, "B S F"]) -> Float[Tensor, "B S E"]:
+        """What the verifier's features, or its states at ``taps``, become before they are read."""
+        return features
+
+    def read(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        """What its head reads of what stands in for features."""
+        return states
+
+    def head(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        """Logits of the head's own tokens."""
+        return self.borrowed.capped(F.linear(states, self.rows))
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]:
         """Turn by turn, each at every row that it has and whose token is there."""
-        states, embedded = batch.features[:, :-1].float(), self.borrowed.scaled(batch.tokens[:, 1:])
+        read = batch.states if self.taps else batch.features
+        assert read is not None
+        states, embedded = self.enter(read[:, :-1].float()), self.borrowed.scaled(batch.tokens[:, 1:])
         count = states.shape[1]
         row = torch.arange(count)
-        past: list[tuple[Tensor, Tensor]] = []
+        past = Turns()
         for turn in range(1, self.turns + 1):
             states = self.advance(embedded, states, self.rotary.first(count), past)
             there = (row + 2 < batch.lengths[:, None]) & (row >= turn - 1)
             in_reply = (row + 2 >= batch.prompt_lengths[:, None])[there]
-            wanted = batch.features[:, 1:][there]
-            yield Predictions(f"turn{turn}", self.logits(states[there]), wanted, in_reply, FADE ** (turn - 1))
+            places = flat(there, 1, count + 1)
+            yield Predictions(
+                f"turn{turn}", self.read(states[there]), self.head, batch, places, in_reply, FADE ** (turn - 1)
+            )
             states = F.pad(states, (0, 0, 1, 0))[:, :count]  # row i reads what row i - 1 made
+
+    def replayed(self, replay: Replay) -> list[Float[Tensor, "G N"]]:
+        """Its features are the verifier's as far as the text goes, as in drafting; then each block reads itself."""
+        assert replay.features is not None
+        embedded = self.borrowed.scaled(torch.tensor([replay.tokens[1:]]))
+        past = Turns()
+        states = self.enter(replay.features[None].float())
+        states = self.advance(embedded, states, self.rotary.first(states.shape[1]), past)
+        begins = torch.tensor([block.start - 2 for block in replay.blocks])
+        longest = max(len(block.drafts) for block in replay.blocks)
+        drafts = torch.tensor([[*block.drafts, *[0] * (longest - len(block.drafts))] for block in replay.blocks])
+        chains = Chains(past.kept[0], begins)
+        states = states[:, begins]
+        said = [states]
+        for turn in range(1, longest):
+            token = self.borrowed.scaled(drafts[None, :, turn - 1])
+            states = self.advance(token, states, self.rotary.at(begins + turn), chains)
+            said.append(states)
+        logits = self.head(self.read(torch.cat(said).transpose(0, 1).flatten(0, 1))).view(len(begins), longest, -1)
+        return [rows[: len(block.drafts)] for rows, block in zip(logits, replay.blocks, strict=True)]
 
 
 def halves(width: int) -> Float[Tensor, "E E2"]:
@@ -102,12 +136,54 @@ class EagleStudent(RecurrentStudent):
         self.load_state_dict({**own, "fc.weight": halves(self.spec.hidden_size), "fc.bias": zero})
 
     def advance(
-        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: Turns | Chains
     ) -> Float[Tensor, "B S E"]:
         return only(self.layers).unrolled(self.fc(torch.cat((embedded, states), -1)), angles, past)
 
-    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        return self.borrowed.capped(F.linear(states, self.rows))
+
+class FusedStudent(RecurrentStudent):
+    """EAGLE-3: f' = layer(f) whose attention reads [norm e, norm f], f = W [low, mid, high] at first; head norm f'.
+
+    It begins with the verifier's layer on the highest state, the token unread, all at size 1: with the size of its
+    inputs in W, the size of states that grow from layer to layer does not choose how fast a weight is learnt.
+    """
+
+    kind = "eagle"
+
+    def __init__(
+        self, borrowed: Borrowed, layers: list[int], turns: int, taps: tuple[int, ...], sizes: Float[Tensor, "F"]
+    ) -> None:
+        super().__init__(borrowed, turns)
+        width = self.spec.hidden_size
+        self.config = {**self.config, "fused": True, "taps": list(taps)}
+        self.taps = taps
+        self.midlayer = FusedLayer(self.spec)
+        self.fc = Sized(sizes, width)
+        self.norm = Norm(width, self.spec.norm_eps)
+        taken = taken_layers(borrowed.folder, layers[-1:])
+        own = {name.replace("model.layers.0.", "midlayer."): tensor for name, tensor in taken.items()}
+        size = float(sizes[-width:].square().mean().sqrt())
+        for part in ("q_proj", "k_proj", "v_proj"):
+            name = f"midlayer.self_attn.{part}.weight"
+            own[name] = torch.cat((torch.zeros_like(own[name]), own[name]), 1)
+        for part in ("self_attn.o_proj", "mlp.down_proj"):
+            own[f"midlayer.{part}.weight"] = own[f"midlayer.{part}.weight"] / size
+        own["midlayer.hidden_norm.weight"] = own["midlayer.input_layernorm.weight"].clone()
+        own["midlayer.input_layernorm.weight"] = torch.full((width,), 1 / float(borrowed.embed.square().mean().sqrt()))
+        own["norm.weight"] = own.pop("model.norm.weight")
+        zeros = torch.zeros(width, (len(taps) - 1) * width)
+        self.load_state_dict({**own, "fc.weight": torch.cat((zeros, torch.eye(width) / size), 1)})
+
+    def enter(self, features: Float[Tensor, "B S F"]) -> Float[Tensor, "B S E"]:
+        return self.fc(features)
+
+    def advance(
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: Turns | Chains
+    ) -> Float[Tensor, "B S E"]:
+        return self.midlayer.unrolled(embedded, states, angles, past)
+
+    def read(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        return self.norm(states)
 
 
 class MtpStudent(RecurrentStudent):
@@ -130,14 +206,13 @@ class MtpStudent(RecurrentStudent):
         self.load_state_dict({**own, **extra})
 
     def advance(
-        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: Turns | Chains
     ) -> Float[Tensor, "B S E"]:
         normed = torch.cat((self.enorm(embedded), self.hnorm(states)), -1)
         return only(self.model["layers"]).unrolled(self.eh_proj(normed), angles, past)
 
-    def logits(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        normed = self.shared_head.norm(states)  # type: ignore[operator]
-        return self.borrowed.capped(F.linear(normed, self.rows))
+    def read(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        return self.shared_head.norm(states)  # type: ignore[operator]
 
 
 class MedusaStudent(nn.Module):
@@ -167,10 +242,23 @@ class MedusaStudent(nn.Module):
             x = features[there]
             (block,) = blocks.children()
             x = x + F.silu(block.linear(x))  # type: ignore[operator]
-            wanted = features[:, ahead - 1 :][there[:, : features.shape[1] - ahead + 1]]
             in_reply = (place + ahead >= batch.prompt_lengths[:, None])[there]
-            logits = self.borrowed.capped(F.linear(x, self.rows))
-            yield Predictions(f"head{head + 1}", logits, wanted, in_reply, FADE**head)
+            places = flat(there, ahead - 1, there.shape[1])
+            yield Predictions(f"head{head + 1}", x, self.head, batch, places, in_reply, FADE**head)
+
+    def head(self, states: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        return self.borrowed.capped(F.linear(states, self.rows))
+
+    def replayed(self, replay: Replay) -> list[Float[Tensor, "G N"]]:
+        """Each head on the last feature before the block."""
+        assert replay.features is not None
+        begins = torch.tensor([block.start - 2 for block in replay.blocks])
+        features = replay.features[begins].float()
+        said = []
+        for blocks in self.children():
+            (block,) = blocks.children()
+            said.append(self.head(features + F.silu(block.linear(features))))  # type: ignore[operator]
+        return [rows[: len(one.drafts)] for rows, one in zip(torch.stack(said, 1), replay.blocks, strict=True)]
 
 
 def small(borrowed: Borrowed, layers: list[int], turns: int) -> SmallStudent:

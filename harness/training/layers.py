@@ -1,8 +1,10 @@
 """Llama layers that can be trained, with the names of a checkpoint. Master weights in float32; see ``computing``."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from harness.model.rotary import rotary_table
@@ -58,29 +60,63 @@ class Attention(nn.Module):
         return turned(query, *angles), turned(key, *angles), value
 
     def unrolled(
-        self, x: Float[Tensor, "B S X"], angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+        self, x: Float[Tensor, "B S X"], angles: tuple[Tensor, Tensor], past: "Turns | Chains"
     ) -> Float[Tensor, "B S E"]:
-        """One more turn of a head that reads its own outputs; ``past`` has keys and values of the turns before.
-
-        In drafting, row i of turn t comes behind row i - 1 of turn t - 1, and so on back to the first turn, whose rows
-        are all there is before. So it sees of the first turn the rows up to i - t + 1, and of each later turn u the
-        row i - t + u. The rows i < t - 1 stand for nothing.
-        """
+        """One more turn of a head that reads its own outputs; ``past`` says what each row sees and takes it in."""
         query, key, value = self.split(x, angles)
-        groups = query.shape[1] // key.shape[1]
-        past.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
-        turn, scale = len(past), self.spec.head_dim**-0.5
-        (first_keys, first_values), *later = past
-        count = x.shape[1]
-        hidden = torch.ones(count, count, dtype=torch.bool).tril(1 - turn).logical_not()
+        groups, scale = query.shape[1] // key.shape[1], self.spec.head_dim**-0.5
+        (first_keys, first_values), later, hidden = past.seen(
+            key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        )
         scores = [(query @ first_keys.transpose(-1, -2) * scale).masked_fill(hidden, float("-inf"))]
-        shifted = [(behind(k, len(later) - 1 - u), behind(v, len(later) - 1 - u)) for u, (k, v) in enumerate(later)]
-        scores += [(query * keys).sum(-1, keepdim=True) * scale for keys, _ in shifted]
+        scores += [(query * keys).sum(-1, keepdim=True) * scale for keys, _ in later]
         weights = torch.softmax(torch.cat(scores, -1).float(), -1).nan_to_num(0.0).to(query.dtype)
+        count = first_keys.shape[2]
         mixed = weights[..., :count] @ first_values
-        for place, (_, values) in enumerate(shifted):
+        for place, (_, values) in enumerate(later):
             mixed = mixed + weights[..., count + place, None] * values
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+Kept = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T D"]]
+"""Keys and values of a turn's rows."""
+
+
+class Turns:
+    """What a row sees where every row of a text begins a block.
+
+    In drafting, row i of turn t comes behind row i - 1 of turn t - 1, and so on back to the first turn, whose rows
+    are all there is before. So it sees of the first turn the rows up to i - t + 1, and of each later turn u the row
+    i - t + u. The rows i < t - 1 stand for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+
+    def seen(self, keys: Tensor, values: Tensor) -> tuple[Kept, list[Kept], Bool[Tensor, "S T"]]:
+        """Take in a turn; keys and values of the first one, those of one row each of the later ones, what is hidden."""
+        self.kept.append((keys, values))
+        first, *later = self.kept
+        count, turn = keys.shape[2], len(self.kept)
+        hidden = torch.ones(count, count, dtype=torch.bool, device=keys.device).tril(1 - turn).logical_not()
+        last = len(later) - 1
+        return first, [(behind(k, last - u), behind(v, last - u)) for u, (k, v) in enumerate(later)], hidden
+
+
+class Chains:
+    """What a row sees where only the rows ``begins`` of a text begin blocks: a row a block, turn by turn.
+
+    It sees the first turn's rows up to the one that begins its block, and its block's own later ones.
+    """
+
+    def __init__(self, first: Kept, begins: Int[Tensor, "N"]) -> None:
+        self.first = first
+        self.hidden = torch.arange(first[0].shape[2]) > begins[:, None]
+        self.later: list[Kept] = []
+
+    def seen(self, keys: Tensor, values: Tensor) -> tuple[Kept, list[Kept], Bool[Tensor, "S T"]]:
+        self.later.append((keys, values))
+        return self.first, self.later, self.hidden
 
 
 def behind(x: Float[Tensor, "B H S D"], rows: int) -> Float[Tensor, "B H S D"]:
@@ -123,11 +159,61 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def unrolled(
-        self, x: Float[Tensor, "B S E"], angles: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]
+        self, x: Float[Tensor, "B S E"], angles: tuple[Tensor, Tensor], past: "Turns | Chains"
     ) -> Float[Tensor, "B S E"]:
         """As ``Attention.unrolled``."""
         x = x + self.self_attn.unrolled(self.input_layernorm(x), angles, past)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer of EAGLE-3: its attention reads token and state, each normed, and is added to the state."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.hidden_norm = Norm(spec.hidden_size, spec.norm_eps)
+        self.self_attn = Attention(spec, 2 * spec.hidden_size)
+        self.post_attention_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.mlp = Mlp(spec)
+
+    def unrolled(
+        self,
+        embedded: Float[Tensor, "B S E"],
+        states: Float[Tensor, "B S E"],
+        angles: tuple[Tensor, Tensor],
+        past: "Turns | Chains",
+    ) -> Float[Tensor, "B S E"]:
+        """As ``Attention.unrolled``."""
+        read = torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), -1)
+        x = states + self.self_attn.unrolled(read, angles, past)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Sized(nn.Linear):
+    """A linear map without bias, trained as if each input had size 1 and stored for inputs as they are.
+
+    ``sizes`` are rounded to powers of 2, so that storing and reading again changes nothing.
+    """
+
+    def __init__(self, sizes: Float[Tensor, "F"], width: int) -> None:
+        super().__init__(len(sizes), width, bias=False)
+        self.sizes = torch.exp2(torch.log2(sizes).round())
+        self.register_state_dict_post_hook(self.store)
+        self.register_load_state_dict_pre_hook(self.read)
+
+    def forward(self, x: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows E"]:
+        return super().forward(x / self.sizes)
+
+    @staticmethod
+    def store(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        assert isinstance(module, Sized)
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] / module.sizes
+
+    @staticmethod
+    def read(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        assert isinstance(module, Sized)
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] * module.sizes
 
 
 class Rotary:

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from harness.model.load import Model
 from harness.training.data import TextData
-from harness.training.decoding import FAMILIES, Replay, drafter_folder, rollout
+from harness.training.decoding import FAMILIES, drafter_folder, rollout
 from harness.training.objectives import draft_opd
-from harness.training.students import SmallStudent
+from harness.training.replay import Replay
+from harness.training.students import Student
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class OnPolicy:
     a text whose blocks were all kept teaches nothing.
     """
 
-    student: SmallStudent
+    student: Student
     data: TextData
     model: Model
     gamma: int
@@ -45,39 +46,11 @@ class OnPolicy:
             return [rollout(self.model, drafter, prompt, self.gamma, self.new_tokens, head) for prompt in prompts]
 
 
-def laid_out(replay: Replay) -> tuple[Int[Tensor, "S"], Int[Tensor, "S"], Float[Tensor, "S S"], list[list[int]]]:
-    """One row for a replay: what was written, then the drafts of each block behind each other.
-
-    Returns tokens, positions, the mask (a draft sees what stood before its block, and its block up to itself), and for
-    each block the places at which its drafts are predicted.
-    """
-    tokens, positions = list(replay.tokens), list(range(len(replay.tokens)))
-    places: list[list[int]] = []
-    spans: list[tuple[int, int, int]] = []
-    for block in replay.blocks:
-        inside = block.drafts[:-1]  # what the last draft would predict was not verified
-        begin = len(tokens)
-        places.append([block.start - 1, *range(begin, begin + len(inside))])
-        spans.append((begin, begin + len(inside), block.start))
-        tokens += inside
-        positions += range(block.start, block.start + len(inside))
-    size, written = len(tokens), len(replay.tokens)
-    sees = torch.ones(size, size, dtype=torch.bool).tril()
-    sees[written:, :] = False
-    for begin, end, start in spans:
-        sees[begin:end, :start] = True
-        sees[begin:end, begin:end] = torch.ones(end - begin, end - begin, dtype=torch.bool).tril()
-    mask = torch.zeros(size, size).masked_fill(~sees, float("-inf"))
-    return torch.tensor(tokens), torch.tensor(positions), mask, places
-
-
-def replay_loss(student: SmallStudent, replay: Replay) -> Float[Tensor, "b"]:
+def replay_loss(student: Student, replay: Replay) -> Float[Tensor, "b"]:
     """The loss of each block, per drafted token."""
-    tokens, positions, mask, places = laid_out(replay)
-    hidden = student.hidden(tokens[None], student.rotary.at(positions), mask)[0]
     return torch.stack(
         [
-            draft_opd(block.verifier, student.logits(hidden[where]), block.kept) / len(block.drafts)
-            for block, where in zip(replay.blocks, places, strict=True)
+            draft_opd(block.verifier, logits, block.kept) / len(block.drafts)
+            for block, logits in zip(replay.blocks, student.replayed(replay), strict=True)
         ]
     )

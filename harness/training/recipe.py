@@ -29,6 +29,8 @@ class Recipe:
         opening: tokens of a calibration input that a stem has, at most.
         batch: sequences written side by side.
         shard: sequences of a file; an interrupted writer starts its last file again.
+        skip: of the verifier's own prompts, those left out: texts that no drafter of a smaller recipe has seen.
+        taps: layers of the verifier behind which its hidden states are kept too, for heads that read them (``fused``).
     """
 
     sequences: int = 4096
@@ -42,14 +44,19 @@ class Recipe:
     opening: int = 8
     batch: int = 128
     shard: int = 1024
+    skip: int = 0
+    taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "taps", tuple(self.taps))  # Hydra gives a list
         for name in ("sequences", "held_out", "calibration", "prompt_tokens", "reply_tokens", "batch", "shard"):
             if getattr(self, name) < 1:
                 raise UserError(f"job.data.{name}={getattr(self, name)}: want at least 1.")
         for name in ("sampled", "plain"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"job.data.{name}={getattr(self, name)}: want a share, 0 to 1.")
+        if self.skip < 0:
+            raise UserError(f"job.data.skip={self.skip}: want 0 or more sequences.")
         if self.opening < 0 or not self.prompt_temperature > 0:
             raise UserError(
                 f"job.data.opening={self.opening}, prompt_temperature={self.prompt_temperature}: want 0 or more tokens "
@@ -110,8 +117,9 @@ def requests(recipe: Recipe, tokenizer: Tokenizer, sources: Sequence[Source], se
     for part, count in ((kept, recipe.held_out), (trained, recipe.sequences)):
         given = [prompt for source in part for prompt in source.prompts][:count]
         made += [Request(len(made) + index, prompt, False, False) for index, prompt in enumerate(given)]
+        skipped = recipe.skip if part is trained else 0
         for _ in range(count - len(given)):
-            made.append(own_prompt(recipe, tokenizer, part, len(made), seed))
+            made.append(own_prompt(recipe, tokenizer, part, len(made) + skipped, seed))
     return made
 
 

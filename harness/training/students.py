@@ -1,6 +1,6 @@
 """Drafters while they are trained: their weights, and what they say of a batch beside the verifier's features."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.model.spec import ModelSpec
 from harness.training.data import Batch
 from harness.training.layers import Layer, Norm, Rotary
+from harness.training.replay import Replay, laid_out
 from harness.training.verifier import Borrowed, taken_layers
 
 
@@ -20,15 +21,32 @@ from harness.training.verifier import Borrowed, taken_layers
 class Predictions:
     """What a student says at some positions of a batch.
 
-    ``features``: the verifier's, from which its own law at the same position follows; ``in_reply`` is False where that
-    law is of a prompt's token. ``weight`` is the prediction's share in the loss beside the student's others.
+    ``states`` is what its head reads, ``head`` makes logits of it. ``places``: positions of the batch, sequence behind
+    sequence, from whose features the verifier's own law follows; ``in_reply`` is False where that law is of a prompt's
+    token. ``weight`` is the prediction's share in the loss beside the student's others.
     """
 
     name: str
-    logits: Float[Tensor, "R N"]
-    features: Float[Tensor, "R E"]
+    states: Float[Tensor, "R E"]
+    head: Callable[[Tensor], Tensor]
+    batch: Batch
+    places: Int[Tensor, "R"]
     in_reply: Bool[Tensor, "R"]
     weight: float = 1.0
+
+    @property
+    def logits(self) -> Float[Tensor, "R N"]:
+        return self.head(self.states)
+
+    @property
+    def features(self) -> Float[Tensor, "R E"]:
+        return self.batch.features.flatten(0, 1)[self.places]
+
+
+def flat(there: Bool[Tensor, "B S"], ahead: int, width: int) -> Int[Tensor, "R"]:
+    """Where ``there`` holds, the position ``ahead`` of it in a batch of ``width``, sequence behind sequence."""
+    row, place = there.nonzero(as_tuple=True)
+    return row * width + place + ahead
 
 
 class Student(Protocol):
@@ -40,6 +58,10 @@ class Student(Protocol):
     borrowed: Borrowed
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]: ...
+
+    def replayed(self, replay: Replay) -> list[Float[Tensor, "G N"]]:
+        """Its logits where each token of each block was drafted."""
+        ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -113,14 +135,24 @@ class SmallStudent(nn.Module):
             x = layer(x, angles, mask)
         return x
 
+    def head(self, normed: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
+        return self.borrowed.capped(nn.functional.linear(normed, self.rows))
+
     def logits(self, hidden: Float[Tensor, "R E"]) -> Float[Tensor, "R N"]:
-        return self.borrowed.capped(nn.functional.linear(self.model.norm(hidden), self.rows))
+        return self.head(self.model.norm(hidden))
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]:
         """At every token but the last, the law of the next one."""
         hidden = self.hidden(batch.tokens, self.rotary.first(batch.tokens.shape[1]))
         there, in_reply = places(batch, 1)
-        yield Predictions("next", self.logits(hidden[there]), batch.features[there], in_reply)
+        normed = self.model.norm(hidden[there])
+        yield Predictions("next", normed, self.head, batch, flat(there, 0, there.shape[1]), in_reply)
+
+    def replayed(self, replay: Replay) -> list[Float[Tensor, "G N"]]:
+        """One forward over a row of all blocks."""
+        tokens, positions, mask, spots = laid_out(replay)
+        hidden = self.hidden(tokens[None], self.rotary.at(positions), mask)[0]
+        return [self.logits(hidden[where]) for where in spots]
 
 
 def places(batch: Batch, ahead: int) -> tuple[Bool[Tensor, "B S"], Bool[Tensor, "R"]]:

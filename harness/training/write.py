@@ -16,12 +16,16 @@ from harness.training.recipe import Frame, Recipe, Request
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A written sequence. ``features``: the verifier's last hidden state, normed, at every token but the last."""
+    """A written sequence. ``features``: the verifier's last hidden state, normed, at every token but the last.
+
+    ``states``: where the recipe has taps, its hidden states behind those layers, side by side, at the same tokens.
+    """
 
     index: int
     tokens: tuple[int, ...]
     prompt_length: int
     features: Float[Tensor, "S E"]
+    states: Float[Tensor, "S F"] | None = None
 
 
 @dataclass(slots=True)
@@ -49,7 +53,7 @@ class Writer:
         """``longest``: tokens given by the longest request."""
         self.recipe, self.frame, self.eos_ids, self.seed = recipe, frame, eos_ids, seed
         capacity = longest + recipe.prompt_tokens + len(frame.behind) + recipe.reply_tokens
-        self.batched = Batched(model, recipe.batch, capacity)
+        self.batched = Batched(model, recipe.batch, capacity, recipe.taps)
 
     def write(self, requests: Sequence[Request]) -> Iterator[Text]:
         """The sequences in the order in which they are done."""
@@ -67,7 +71,7 @@ class Writer:
                 torch.tensor([[slot.tokens[slot.done] if slot else 0] for slot in slots]),
                 torch.tensor([slot.done if slot else 0 for slot in slots]),
             )[:, 0]
-            chosen = self.choose(slots, self.batched.head_logits(features))
+            chosen = self.choose(slots, self.batched.head_logits(features[:, : self.batched.spec.hidden_size]))
             for place, (slot, token) in enumerate(zip(list(slots), chosen, strict=True)):
                 if slot is not None:
                     slot.features.append(features[place : place + 1])
@@ -113,7 +117,9 @@ class Writer:
 
     def finished(self, slot: Slot) -> Text:
         assert slot.prompt_length is not None
-        return Text(slot.request.index, tuple(slot.tokens), slot.prompt_length, torch.cat(slot.features))
+        features, states = torch.cat(slot.features).tensor_split([self.batched.spec.hidden_size], dim=-1)
+        kept = states.bfloat16() if self.recipe.taps else None  # in float32 they would be large
+        return Text(slot.request.index, tuple(slot.tokens), slot.prompt_length, features.clone(), kept)
 
 
 def draw(probs: Float[Tensor, "V"], uniform: float) -> int:
