@@ -93,7 +93,9 @@ def unpaired_speedup_interval(pairs: Pairs, seed: int, clock: Clock = decode_sec
     columns = _columns(pairs, clock)
 
     def statistic(mine: Any, base: Any, axis: int = -1) -> Any:
-        return ratio_of_ratios(*columns[:2, mine.astype(int)], *columns[2:, base.astype(int)], axis=axis)
+        top, top_s = columns[:2, mine.astype(int)]
+        bottom, bottom_s = columns[2:, base.astype(int)]
+        return ratio_of_ratios(top, top_s, bottom, bottom_s, axis)
 
     return bootstrap(statistic, np.array([np.arange(n), np.arange(n)], dtype=float), seed, paired=False)
 

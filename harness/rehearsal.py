@@ -82,9 +82,9 @@ def _bare_model(text: str) -> Model | None:
             return None
     transformer = load_transformer(folder, node["dtype"], META.type)
     tokenizer = load_tokenizer(folder, transformer.spec)
-    mask = None if node.get("slim_mask") is None else read_mask(node["slim_mask"], transformer.spec.layers)
+    kept = None if node.get("slim_mask") is None else read_mask(node["slim_mask"], transformer.spec.layers)
     transformer = transformer.with_vocabulary(tokenizer.vocab_size)
-    return Model(name, transformer, silent(tokenizer), mask, None if mask is None else str(node["slim_mask"]))
+    return Model(name, transformer, silent(tokenizer), kept, None if kept is None else str(node["slim_mask"]))
 
 
 def silent(tokenizer: Tokenizer) -> Any:

@@ -64,8 +64,14 @@ class Recorder:
         self.rows = rows
         self.note("summary")
 
-    def close(self) -> None:
+    def files(self, folder: Path, reports: Sequence[Path]) -> None:
+        self.note("files")
+
+    def close(self, failed: bool = False) -> None:
         self.note("close")
+
+    def ok(self) -> bool:
+        return not self.broken
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         raise AssertionError("a bench has no steps")
@@ -74,7 +80,7 @@ class Recorder:
 def test_the_log_hears_of_everything_once_it_is_on_disk(tmp_path: Path) -> None:
     log = Recorder(tmp_path)
     folder = run_bench(tmp_path, ARMS, log=log)
-    assert log.calls == ["start", *["sample"] * 6, "summary", "close"]
+    assert log.calls == ["start", *["sample"] * 6, "summary", "files", "close"]
     assert log.lines == [1, 2, 3, 4, 5, 6]
     assert log.config == {"name": "run"}
     assert len(log.rows) == len(json.loads((folder / "summary.json").read_text())["rows"]) > 0

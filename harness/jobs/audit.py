@@ -19,8 +19,8 @@ from harness.config import FILE_NAME, called, check_call
 from harness.decode.slim import Slim, masked
 from harness.errors import UserError
 from harness.execution.programs import permit
-from harness.jobs.bench import scored
 from harness.jobs.report import WIDTH
+from harness.measuring import scored
 from harness.metrics import complete_prompts
 from harness.model.load import Model
 from harness.model.tiers import Tier, Tiers
