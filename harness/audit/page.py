@@ -9,6 +9,7 @@ from harness.records import RunRecord
 
 STYLE = """
 body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #222; }
+p { overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
 th, td { border-bottom: 1px solid #ddd; padding: 0.25em 0.7em; text-align: left; vertical-align: top; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(20em, 1fr)); gap: 1.5em; }
