@@ -180,7 +180,7 @@ def test_each_of_several_slim_verifiers_answers_for_what_it_decided(temperature:
 def test_a_bonus_that_the_full_verifier_would_not_have_written_is_named() -> None:
     model = model_of(3, torch.float64)
     method = ViaSD(
-        *(tiers_with(model, None, False), GREEDY, model, 3, partial(SelfSkip, mask=[0, 2]), Strictness(0.3, 0.2)),
+        *(tiers_with(model, None, False), GREEDY, model, 1, partial(SelfSkip, mask=[0, 2]), Strictness(0.3, 0.2)),
         bonus="slim",
     )
     generation = decoded(method)

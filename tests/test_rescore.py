@@ -28,7 +28,7 @@ from harness.jobs.bench import bench
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.model.transformer import Transformer
-from harness.records import FidelityRecord, Generation
+from harness.records import BlockTrace, FidelityRecord, Generation, Route
 from harness.rescore import committed_lengths, draft_scores, fidelity_records, full_scores, kept_drafts
 from harness.sampling import Chooser, RandomChooser, Sampling
 from harness.store import read
@@ -134,8 +134,23 @@ HEADS = ("eagle", "fused", "mtp", "medusa")
 def test_draft_probabilities_are_those_that_were_drafted_with(name: str, drafter: str, temperature: float) -> None:
     method = made(name, drafter, model_of(3, torch.float64), temperature)
     expected, again, _ = noted_and_again(method, temperature)
-    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
-    assert (max(expected) == min(expected) == 0) == (drafter in ("prompt_lookup", "retrieval"))
+    assert again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    if drafter in ("prompt_lookup", "retrieval"):
+        assert set(expected) <= {0.0}
+    else:
+        assert min(expected) < 0
+
+
+def test_a_draft_from_a_table_was_certain() -> None:
+    """By hand: two kept drafts and a correction, so that overshoot is what the full verifier finds unlikely."""
+    model = model_of(3, torch.float64)
+    lookup = Speculative(tiers_with(model, None, False), Sampling(), model, 5, DRAFTERS["prompt_lookup"](model, ()))
+    block = BlockTrace(0, 5, 3, (Route.ESCALATE,) * 3, 2, 3, 0, 0, 0, 1)
+    written = sample((block,), ids=(5, 6, 7), arm="lookup")
+    (record,) = fidelity_records({"lookup": lookup}, PROMPT, [written], 0.0)
+    lookup.tiers.rollback(0)
+    _, full = full_scores(lookup.tiers, PROMPT, (5, 6, 7), 0.0)
+    assert record.overshoot == pytest.approx([-full[0], -full[1]]) and min(full[:2]) < -0.1
 
 
 def test_they_are_in_one_shape_for_all_forwards_too() -> None:
@@ -158,8 +173,8 @@ def test_a_head_reads_again_what_it_read(kind: str, cache: str, source: str) -> 
         slim=partial(masked, cache=cache),
     )
     expected, again, generation = noted_and_again(method, 0.0)
-    assert any(not block.full_forwards for block in generation.blocks) == (source == "slim")
-    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    assert source == "catch_up" or any(not block.full_forwards for block in generation.blocks)
+    assert expected and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
 
 
 def test_a_head_of_slim_features_is_not_one_of_the_full_verifiers() -> None:
@@ -184,7 +199,7 @@ def test_a_grafted_block_is_scored_by_who_made_each_token(inner: str, own_output
     drafter = partial(Graft, inner=near, retrieval=partial(Retrieval, own_output=own_output), threshold=0.5)
     method = METHODS["via_sd"](tiers_with(model, None, False), model, drafter, Sampling(temperature))
     expected, again, generation = noted_and_again(method, temperature, before=(*PROMPT, 9, 8))
-    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    assert len(expected) > 2 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
     assert any(block.looked_up for block in generation.blocks) and 0 in expected and min(expected) < -1e-3
 
 
@@ -194,7 +209,7 @@ def test_a_grafted_block_is_scored_by_who_made_each_token(inner: str, own_output
 def test_a_reviewed_draft_is_the_reviewers(name: str, drafter: str, temperature: float) -> None:
     method = made(name, drafter, model_of(3, torch.float64), temperature)
     expected, again, _ = noted_and_again(method, temperature)
-    assert len(expected) > 5 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    assert len(expected) > 2 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", ["swift", "clasp"])

@@ -9,11 +9,13 @@ from harness.records import RunRecord
 
 STYLE = """
 body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #222; }
+p { overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
 th, td { border-bottom: 1px solid #ddd; padding: 0.25em 0.7em; text-align: left; vertical-align: top; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(20em, 1fr)); gap: 1.5em; }
 .pair > div { min-width: 0; } .wide { overflow-x: auto; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: 0.7em; }
+.text { max-height: 30em; overflow-y: auto; } @media print { .text { max-height: none; } }
 mark { background: #f6c3a5; } mark.regenerate { background: #f3a6c8; } .decided { border-bottom: 1px dotted #777; }
 """
 
