@@ -99,7 +99,7 @@ def test_the_same_run_twice_has_the_same_numbers_but_for_times(whole: Path, tmp_
     assert outcome(again) == outcome(whole)
     first, second = read(whole).run, read(again).run
     assert first.cell == second.cell and first.parts == second.parts and first.run_id != second.run_id
-    assert first.cell in whole.name and json.loads((whole / "summary.json").read_text())["cell"] == first.cell
+    assert str(first.cell) in whole.name and json.loads((whole / "summary.json").read_text())["cell"] == first.cell
     assert {row["cell"] for row in json.loads((whole / "summary.json").read_text())["rows"]} == {first.cell}
 
 

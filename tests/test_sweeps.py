@@ -252,7 +252,7 @@ def test_status_tells_running_dead_and_waiting_apart(
                 (tmp_path / "there").touch()
                 signal.pause()
 
-            bench_module.scored_again = stuck
+            monkeypatch.setattr(bench_module, "scored_again", stuck)
             sweep(monkeypatch, tmp_path, "gamma=2,3,4")
         finally:
             os._exit(0)
