@@ -34,9 +34,9 @@ class FakeWandb(SimpleNamespace):
         def call(name: str) -> Callable[..., Any]:
             def record(*arguments: Any, **keywords: Any) -> Any:
                 self.calls.append((name, arguments, keywords))
-                if name == fail and isinstance(error, BaseException):
-                    raise error
-                if name == fail and error:
+                if name == fail and error is not None:
+                    if isinstance(error, BaseException):
+                        raise error
                     error()
                 return self.run
 
@@ -242,7 +242,7 @@ def test_waiting_is_bounded_and_failures_are_passed_on() -> None:
     with pytest.raises(TimeoutError, match=r"no answer in 0\.01 s"):
         bounded(lambda: time.sleep(20), 0.01)
     with pytest.raises(KeyError):
-        bounded(lambda: {}["no"], 5)
+        bounded(lambda: dict[str, int]()["no"], 5)
 
 
 def test_a_guard_does_not_swallow_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:

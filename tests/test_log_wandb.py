@@ -41,7 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for samples in (1, 4):
             send(folder, run_record(), config, samples)
         logger = WandbLogger(dir=str(folder), sweep="mine", live_s=0)
-        methods = {
+        methods: dict[str, partial[Any]] = {
             "autoregressive": partial(Autoregressive),
             "speculative": partial(Speculative, gamma=3, drafter=ORACLE),
         }

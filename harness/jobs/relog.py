@@ -34,7 +34,7 @@ def relog(results_dir: str, log: Logger, runs: str | Sequence[str] | None = None
         raise UserError("job=relog sends runs to a logger: add log=wandb or log=tensorboard.")
     screen = Console(stderr=True)
     folders = every_run(results_dir) if runs == ALL else find_runs(results_dir, run_ids(runs))
-    sent = []
+    sent: list[str] = []
     for folder in folders:
         try:
             send(folder, log)

@@ -82,7 +82,7 @@ class WandbLogger:
         wandb = self._wandb
         self._guard.reset()
         self._identity = run
-        self._live, self._rows, self._said_at = Live(), [], time.monotonic()
+        self._live, self._rows, self._said_at = Live(), list[list[Any]](), time.monotonic()
         self._columns = sample_columns(run, self._texts)
 
         def open_run() -> Any:

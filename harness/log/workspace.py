@@ -100,11 +100,11 @@ def sections(tasks: Sequence[str], arms: Sequence[str]) -> Iterator[tuple[str, l
         [scatter(f"{key.split('/')[1]} by skip ratio", config("skip_ratio"), key) for key in (*rates, SPEED, LOSS)],
     )
     yield "Block length", [scatter(f"{key.split('/')[1]} by gamma", config("gamma"), key) for key in (SPEED, rates[0])]
+    places = [ALL_TASKS, *tasks] if arms else []
     yield (
-        "Arms",
-        [bars("Speedup, all tasks", [f"{ALL_TASKS}/{arm}/speedup_decode" for arm in arms], None)] if arms else [],
+        "Arms, by task",
+        [bars(f"Speedup, {task}", [f"{task}/{arm}/speedup_decode" for arm in arms], None) for task in places],
     )
-    yield "Tasks", [bars(task, [f"{task}/{arm}/speedup_decode" for arm in arms], None) for task in tasks if arms]
     yield (
         "Runs",
         [
