@@ -30,6 +30,13 @@ EXCLUDED: Mapping[str, str] = {
     "rerun": "asks for the same numbers again",
     "fail_fast": "says what follows a failure",
     "shard": "says who measures, not what",
+    "launcher": "says where cells run",
+    "exclusive": "says who waits for whom",
+    "cores": "says which cores; how many threads run on them counts by itself",
+    "sweep": "is for jobs that read runs",
+    "other": "is for jobs that read runs",
+    "note": "is printed beside numbers",
+    "not_run": "is printed beside numbers; arms that are not run are no methods",
 }
 """Root keys that cannot change a number, each with the reason. A key that is not here is part of the cell."""
 

@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -132,9 +133,9 @@ def scratch_folder() -> str:
 
 
 def sweep_id(*, _root_: DictConfig) -> str:
-    """The same for all runs that one command starts, its worker processes included: they inherit the environment."""
-    start = os.environ.setdefault("HARNESS_SWEEP_START", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    return os.environ.get("HARNESS_SWEEP") or f"{_root_.name}-{start}"
+    """The same for all runs of a sweep, gone on with or spread over machines; of a single run its name and start."""
+    folder, bar, _ = os.environ.get("HARNESS_SWEEP", "").rpartition("|")  # set by harness.launch
+    return Path(folder).name if bar else f"{_root_.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def check(cfg: DictConfig) -> None:

@@ -141,14 +141,14 @@ def test_running_rates_are_of_all_samples_so_far() -> None:
     assert live.values() == {"live/samples": 2, "live/translation/via_sd/decode_tokens_per_s": 6.0}
 
 
-def test_the_sweep_is_the_same_for_all_runs_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HARNESS_SWEEP_START", raising=False)
-    monkeypatch.delenv("HARNESS_SWEEP", raising=False)
+def test_runs_are_grouped_by_their_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        first, second = (
-            compose("config", ["log=wandb", "+experiment=quickstart", f"gamma={gamma}"]).log.sweep for gamma in (3, 4)
-        )
-        assert first == second and first.startswith("quickstart-20")
-        monkeypatch.setenv("HARNESS_SWEEP", "mine")
-        assert compose("config", ["log=wandb"]).log.sweep == "mine"
+        monkeypatch.delenv("HARNESS_SWEEP", raising=False)
+        alone = compose("config", ["log=wandb", "+experiment=quickstart"]).log.sweep
+        assert alone.startswith("quickstart-20")
+        groups = set()
+        for launch in ("first", "again"):
+            monkeypatch.setenv("HARNESS_SWEEP", f"/somewhere/sweeps/gamma-0123|{launch}")
+            groups |= {compose("config", ["log=wandb", f"gamma={gamma}"]).log.sweep for gamma in (3, 4)}
+        assert groups == {"gamma-0123"}

@@ -87,6 +87,7 @@ def bench(
     prompts = [
         prompt for name, (found, _) in loaded.items() for prompt in make_prompts(verifier, name, tasks[name], found)
     ]
+    capacity_of(settings, verifier, methods, prompts)  # refuses what does not fit before anything is written
     data = {name: source for name, (_, source) in loaded.items()}
     cell = cell_of(yaml.safe_load(config), facts(verifier), data, prompts_sha(tasks, prompts), verifier.folder)
     with claimed(results, cell.key) as claim:
@@ -197,6 +198,23 @@ def positions_needed(model: Model, prompts: Sequence[Prompt], room: int, knob: s
     return needed
 
 
+def largest_block(settings: RunSettings, methods: Mapping[str, partial[Any]]) -> int:
+    """Tokens of the longest block of any arm, one besides the drafted ones."""
+    return 1 + max([settings.gamma, *(method.keywords.get("gamma", 0) for method in methods.values())])
+
+
+def capacity_of(
+    settings: RunSettings, model: Model, methods: Mapping[str, partial[Any]], prompts: Sequence[Prompt]
+) -> int:
+    """Positions that the arms' cache must have.
+
+    Raises:
+        UserError: a prompt that does not fit the model with its output.
+    """
+    room = settings.max_new_tokens + largest_block(settings, methods)
+    return positions_needed(model, prompts, room, "max_new_tokens or gamma", settings.max_new_tokens)
+
+
 def build_arms(
     settings: RunSettings, model: Model, methods: Mapping[str, partial[Any]], prompts: Sequence[Prompt]
 ) -> dict[str, Decoder]:
@@ -206,9 +224,7 @@ def build_arms(
         UserError: a prompt that does not fit the model with its output, or what a method refuses.
     """
     sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
-    largest = 1 + max([settings.gamma, *(method.keywords.get("gamma", 0) for method in methods.values())])
-    room = settings.max_new_tokens + largest
-    capacity = positions_needed(model, prompts, room, "max_new_tokens or gamma", settings.max_new_tokens)
+    largest, capacity = largest_block(settings, methods), capacity_of(settings, model, methods, prompts)
     block = largest if settings.numerics == "fixed_shape" else None
     cache = model.transformer.new_cache(capacity + (block or GRAPH_STEP))  # the last block's padding has to fit too
     arms: dict[str, partial[Any]] = {BASELINE: partial(Autoregressive), **methods}

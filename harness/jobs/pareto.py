@@ -171,7 +171,7 @@ class Runner:
         text = yaml.safe_dump({**made, **changed, **about, "methods": dict(arms)}, sort_keys=False)
         methods = {name: called(node) for name, node in arms.items()}
         with redirect_stdout(io.StringIO()):  # a run's own tables; they are in its folder
-            folder = bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text)
+            folder = bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text, rerun=False)
         report = load(folder)
         if report is None:
             raise UserError(f"run {folder} has no prompt that all arms decoded: run the search again.")
