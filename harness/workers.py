@@ -43,6 +43,7 @@ class CheckLauncher(Callback):
                 raise UserError(f"launcher={name} is for sweeps: add -m, or leave it out.")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported: lines of two cells look alike to it
         with one_line_errors():
             if config.hydra.runtime.choices.launcher == "submitit_slurm":
                 if config.hydra.launcher.partition is None:

@@ -129,16 +129,14 @@ def test_a_launcher_whose_plugin_is_missing_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = (
-        tmp_path / "launcher" / "ray_cluster.yaml"
+        tmp_path / "launcher" / "ray_other.yaml"
     )  # a name of ours with no plugin behind it, wherever this test runs
     config.parent.mkdir()
-    config.write_text(
-        (CONF / "launcher" / "ray.yaml").read_text().replace("launcher: ray\n", "launcher: ray_cluster\n")
-    )
-    with patch("harness.help.options", lambda conf, group: ["ray_cluster"]):
-        said = refused(monkeypatch, capsys, "--config-dir", str(tmp_path), "launcher=ray_cluster", *SWEPT)
+    config.write_text((CONF / "launcher" / "ray.yaml").read_text().replace("launcher: ray\n", "launcher: ray_other\n"))
+    with patch("harness.help.options", lambda conf, group: ["ray_other"]):
+        said = refused(monkeypatch, capsys, "--config-dir", str(tmp_path), "launcher=ray_other", *SWEPT)
     assert said == (
-        "launcher=ray_cluster needs a package that is not installed: "
+        "launcher=ray_other needs a package that is not installed: "
         "run `python -m pip install -c constraints-ray.txt -e '.[ray]'`."
     )
 
@@ -151,6 +149,6 @@ def test_each_launcher_has_an_extra_that_is_pinned() -> None:
         (chosen,) = [item["override /hydra/launcher"] for item in yaml.safe_load(path.read_text())["defaults"]]
         extra = chosen.split("_")[0]
         command = missing_launcher(path.stem)
-        assert chosen == path.stem and f"'.[{extra}]'" in command
+        assert path.stem.startswith(chosen) and f"'.[{extra}]'" in command
         pins = (CHECKOUT / re.findall(r"-c (\S+)", command)[0]).read_text()
         assert all(f"\n{requirement.split('>=')[0]}==" in pins for requirement in extras[extra])

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 NOT_SWEPT = frozenset(
-    ("run_name", "results_dir", "name", "job", "log", "launcher", "run", "dry_run", "hydra", "shard", "rerun", "sweep")
+    (
+        *("run_name", "results_dir", "name", "job", "log", "launcher", "run", "other", "sweep", "dry_run", "hydra"),
+        *("shard", "rerun", "fail_fast", "cores", "exclusive"),
+    )
 )
 """Keys of a config that name a run or say where it goes: two cells that differ in these alone are the same."""
 COPIES = ("methods", "tasks")
