@@ -16,8 +16,9 @@ from harness.decode import slim
 from harness.dimr import CalibrationText, calibration_text, check_margins
 from harness.errors import UserError, unknown
 from harness.execution.programs import permit
-from harness.jobs.bench import build_arms, describe, measure
+from harness.jobs.bench import build_arms, describe
 from harness.jobs.report import WIDTH
+from harness.measuring import measure
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.prompts import AFTER, Prompt, Task, make_prompt
