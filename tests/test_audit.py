@@ -162,7 +162,7 @@ def test_each_of_several_slim_verifiers_answers_for_what_it_decided(temperature:
     drafter = partial(SelfSkip, mask=[0, 2])
     generation = decoded(ViaSD(tiers, sampling, model, 5, drafter, gate, slim=partial(several, masks=masks)))
     asked = iter(gate.ratios)
-    expected = {}
+    expected: dict[int, Any] = {}
     for block in (block for block in generation.blocks if block.drafted):
         ratios = [next(asked) for _ in range(block.slim_forwards)]
         expected |= {block.start + at: (ratios[who][at], who + 1) for at, how, who in decided(block) if how is A}
@@ -336,7 +336,10 @@ def test_a_token_that_contradicts_itself_is_refused() -> None:
 
 def test_effects_add_up_to_what_the_first_wrong_token_and_all_behind_it_cost() -> None:
     went_on = replace(OUTPUT, continuations=(Continuation(3, "as greedy", 50.0), Continuation(17, "later", 45.0)))
-    assert went_on.effects == {3: -5.0, 17: -25.0} and sum(went_on.effects.values()) == OUTPUT.score - 50.0
+    assert (
+        went_on.effects == {3: -5.0, 17: -25.0}
+        and sum(map(float, went_on.effects.values())) == float(OUTPUT.score or 0) - 50.0
+    )
     assert replace(OUTPUT, continuations=went_on.continuations[:1]).effects == {3: -30.0}
     unscored = (Continuation(3, "", None), Continuation(17, "", 45.0))
     assert replace(OUTPUT, continuations=unscored).effects == {3: None, 17: -25.0}

@@ -131,7 +131,8 @@ def test_weaker_drafters_take_later_positions(
     strong, weak = Spelled("strong", 7), Spelled("weak", 8)
     model = peaked(97)
     last = scripted((9, 9, 9, 9, 9, 9, 9, 1, 2, 3), 0.0, 97, 0)(tiers_of(model), GREEDY, model)
-    in_turn = InTurn([(strong, 2), (weak, 1)], last, 2, CPU)
+    chain: list[tuple[Any, int]] = [(strong, 2), (weak, 1)]
+    in_turn = InTurn(chain, last, 2, CPU)
     assert in_turn.draft((1, 2, 3, 4), count, RandomChooser(0, CPU)).tokens.tolist() == tokens
     assert [strong.asked, weak.asked] == asked
     assert in_turn.name == "strong, then weak, then scripted"

@@ -122,10 +122,10 @@ def test_a_checkpoint_folder_must_be_whole(conf: None, tmp_path: Path) -> None:
     asked = ("model=embedded", f"model.full={folder}", "model.slim_mask=null", "model.dtype=float32")
     (line,) = missing_of(resolved(*asked))
     assert "via_sd needs a slim verifier and the model has no layer mask" in line
-    asked = (*asked, "method=[speculative]")
-    assert missing_of(resolved(*asked)) == []
+    without_slim = (*asked, "method=[speculative]")
+    assert missing_of(resolved(*without_slim)) == []
     (folder / "model.safetensors").unlink()
-    assert ["model.safetensors does not exist" in line for line in missing_of(resolved(*asked))] == [True]
+    assert ["model.safetensors does not exist" in line for line in missing_of(resolved(*without_slim))] == [True]
 
 
 def test_files_of_drafters_are_looked_for_in_every_arm_and_named_once(conf: None, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.toys import GREEDY, tiers_of, tiny_model
 def test_a_methods_own_reading_and_that_of_its_parts() -> None:
     model = tiny_model(0, kept=(0, 1, 3))
 
-    def via_sd(gate: Strictness | Margin, **rules: str) -> ViaSD:
+    def via_sd(gate: Strictness | Margin, **rules: Any) -> ViaSD:
         return ViaSD(tiers_of(model), GREEDY, model, 2, SelfSkip, gate, **rules)
 
     mode = "the cache mode of the slim verifier"

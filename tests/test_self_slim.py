@@ -42,8 +42,9 @@ def test_another_slim_verifier_drafts_in_its_own_cache() -> None:
     prefix = partial(slim.prefix, skip_ratio=0.5, cache="own")
     tiers = tiers_of(model)
     method = Speculative(tiers, GREEDY, model, 3, partial(SelfSlim, slim=prefix))
-    assert method.drafter_name == "self_slim(0.5, own)" and method.drafter.tier.layers == (0, 1)
-    assert method.drafter.tier in tiers.prefilled
+    tier = method.drafter.tier
+    assert tier is not None and tier in tiers.prefilled
+    assert method.drafter_name == "self_slim(0.5, own)" and tier.layers == (0, 1)
     facts = slim.slim_facts(model, {"speculative": method})
     assert facts == {"slim_mask": "prefix, skip 0.5", "slim_layers": "0 1", "slim_cache": "own"}
     tiers.prefill(PROMPT)
