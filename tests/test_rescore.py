@@ -20,7 +20,6 @@ from harness.decode.speculative import Speculative
 from harness.decode.via_sd import ViaSD
 from harness.drafters.base import Draft
 from harness.drafters.graft import Graft
-from harness.drafters.heads import Features
 from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
 from harness.jobs import bench as bench_module
@@ -177,19 +176,6 @@ def test_a_head_reads_again_what_it_read(kind: str, cache: str, source: str) -> 
     assert expected and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
 
 
-def test_a_head_of_slim_features_is_not_one_of_the_full_verifiers() -> None:
-    """The wrong neighbour: the full verifier's hidden states at all positions, which are there afterwards."""
-    method = made("via_sd", "eagle", model_of(3, torch.float64))
-    with (
-        patch.object(Features, "rows", lambda self, begin, end: self.full.features[begin:end]),
-        pytest.raises(AssertionError),
-    ):
-        full_features = made("via_sd", "eagle", model_of(3, torch.float64))
-        expected, _, generation = noted_and_again(method, 0.0)
-        again = draft_scores(full_features.tiers, full_features.drafter, PROMPT, generation, 0.0)  # type: ignore[attr-defined]
-        assert again == pytest.approx(expected, rel=1e-3)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("inner", ["small_lm", "eagle"])
 @pytest.mark.parametrize("own_output", ["prompt", "run"])
@@ -199,8 +185,8 @@ def test_a_grafted_block_is_scored_by_who_made_each_token(inner: str, own_output
     drafter = partial(Graft, inner=near, retrieval=partial(Retrieval, own_output=own_output), threshold=0.5)
     method = METHODS["via_sd"](tiers_with(model, None, False), model, drafter, Sampling(temperature))
     expected, again, generation = noted_and_again(method, temperature, before=(*PROMPT, 9, 8))
-    assert len(expected) > 2 and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
-    assert any(block.looked_up for block in generation.blocks) and 0 in expected and min(expected) < -1e-3
+    assert expected and again == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    assert any(block.looked_up for block in generation.blocks) and min(expected) < -1e-3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
