@@ -114,6 +114,8 @@ def bench(
         judged = {key_of(one) for one in differing}
         try:
             log.start(folder.run, chosen)
+            for sample in before.samples:
+                log.sample(sample)
             done = by_key(before.samples)
             for record in measure(settings, verifier, decoders, prompts, folder.run.run_id, screen, done):
                 if isinstance(record, Divergence) and key_of(record) in judged:
