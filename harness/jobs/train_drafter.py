@@ -136,7 +136,11 @@ def train_drafter(
                 "turns": turns,
                 "seed": seed,
             },
-            **{"head_tokens": head_tokens, "data": asdict(data), "schedule": asdict(schedule)},
+            **{
+                "head_tokens": head_tokens,
+                "data": asdict(data) | {"taps": list(data.taps)},
+                "schedule": asdict(schedule),
+            },
             **({"fused": True} if fused else {}),
             **{"gamma": gamma, "start_from": start_from and sha256(start_file(Path(start_from)))},
             "rows": {key: source.sha256 for key, (_, source) in rows.items()},
