@@ -50,7 +50,7 @@ def made(kind: str, model: Model, data: TextData, head: int, layers: list[int]):
 
 
 def written(kind: str, model: Model, **changed: Any) -> TextData:
-    return texts(model, **changed, **({"taps": TAPS} if kind == "fused" else {}))
+    return texts(model, **(changed | ({"taps": TAPS} if kind == "fused" else {})))
 
 
 def shaken(kind: str, model: Model, data: TextData, head: int = 29):
@@ -174,10 +174,15 @@ def test_the_loss_of_replayed_blocks_reaches_the_head_alone(kind: str, model: Mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_job_learns_on_policy(kind: str, tmp_path: Path, model: Model) -> None:
     assert model.folder is not None
-    asked = {"kind": "eagle", "fused": True} if kind == "fused" else {"kind": kind}
+    asked: dict[str, Any] = {"kind": "eagle", "fused": True} if kind == "fused" else {"kind": kind}
     schedule = {"steps": 2, "batch_tokens": 64}
     first = train(tmp_path / "results", model.folder, **asked, schedule=schedule)
-    more = {"objective": "draft_opd", "start_from": str(first), "drafter_name": "two", "schedule": schedule}
+    more: dict[str, Any] = {
+        "objective": "draft_opd",
+        "start_from": str(first),
+        "drafter_name": "two",
+        "schedule": schedule,
+    }
     second = train(tmp_path / "results", model.folder, **asked, **more)
     one, two = (load_file(folder / "model.safetensors") for folder in (first, second))
     assert torch.equal(one.pop("head_tokens"), two.pop("head_tokens"))
@@ -216,6 +221,7 @@ def test_sizes_of_inputs_change_how_a_map_learns_and_not_what_it_stores() -> Non
     other.load_state_dict(one.state_dict())
     assert torch.equal(other.weight, one.weight)
     one(x).sum().backward()
+    assert one.weight.grad is not None
     assert torch.allclose(one.weight.grad, (x / torch.tensor([0.25, 1.0, 16.0])).expand(2, 3))
 
 
