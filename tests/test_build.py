@@ -54,6 +54,7 @@ def test_constraints_are_plain_pins() -> None:
     assert odd == []
 
 
+LOGGERS = ("wandb", "workspace", "tensorboard")
 UNPINNED = ("triton",)  # torch's CUDA wheels bring the version that they were built with
 
 
@@ -69,7 +70,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_report_needs_no_torch() -> None:
-    extras = {"run", "report", "code", "wandb", "joblib", "submitit", "ray", "gpu", "dev"}
+    extras = {"run", "report", "code", "gpu", "dev", *LOGGERS, "joblib", "submitit", "ray"}
     assert PROJECT["optional-dependencies"].keys() == extras
     names = {Requirement(item).name for item in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["report"]}
     assert names.isdisjoint({"torch", "transformers", "datasets", "accelerate", "safetensors"})
@@ -82,7 +83,7 @@ def test_every_package_that_is_imported_is_installed_by_the_run_extra() -> None:
         canonicalize_name(Requirement(line).name)
         for line in (
             *PROJECT["dependencies"],
-            *(line for name in ("run", "code", "wandb", "gpu") for line in EXTRAS[name]),
+            *(line for name in ("run", "code", "gpu", *LOGGERS) for line in EXTRAS[name]),
         )
     }
     imported: dict[str, str] = {}
