@@ -6,7 +6,8 @@ in one of its cells is written down, and the sweep goes on: the closing list and
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -120,8 +121,7 @@ class PreflightOfSweep(Callback):
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        # Hydra turns exceptions of callbacks into warnings; the SystemExit of one_line_errors passes.
-        with one_line_errors():
+        with one_line_errors(), bugs_end_it():
             runs = runs_of(swept(config))
             cells = [plain_cell(overrides) for overrides in runs]
             benches = [cell for cell in cells if cell["job"]["_target_"] == BENCH and not cell["dry_run"]]
@@ -144,7 +144,7 @@ class PreflightOfSweep(Callback):
             job_return.cfg = job_return.hydra_cfg = None
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        with one_line_errors():
+        with one_line_errors(), bugs_end_it():
             if self.measures:
                 report_of(self.folder)
                 close(self.folder, self.launch)
@@ -152,6 +152,18 @@ class PreflightOfSweep(Callback):
         if failed:
             screen().print(failure_list(failed, sweeps.read_sweep(self.folder)))
             raise SystemExit(REFUSED if all(one.mendable for one in failed) else FAILED)
+
+
+@contextmanager
+def bugs_end_it() -> Iterator[None]:
+    """Hydra turns what a callback raises into a warning and goes on, without what the callback was for."""
+    try:
+        yield
+    except Exception as error:
+        if mendable(error) is not None:
+            raise
+        traceback.print_exc()
+        raise SystemExit(FAILED) from error
 
 
 def swept(config: DictConfig) -> list[str]:

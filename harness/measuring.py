@@ -55,7 +55,8 @@ def measure(
     largest = 1 + max(getattr(decoder.method, "gamma", 0) for decoder in decoders.values())
     names = list(decoders)
     known = dict(done)
-    begun_before = {(task, example) for task, example, _, _ in done}
+    alone = BASELINE if settings.pairing == "shared" else None  # decoded before all others: it splits no prompt
+    begun_before = {(task, example) for task, example, arm, _ in done if arm != alone}
     tally, total = Tally(sweeps.progress()), len(prompts) * visits_a_prompt(settings.pairing, names)
     with occupying() as place, Progress(*columns(), console=screen) as progress:
         place.use(names_of(devices))

@@ -177,7 +177,7 @@ def remarks(run: RunRecord, samples: Sequence[SampleRecord]) -> list[str]:
             count = sum(one.contended is not None for one in mine)
             found.append(
                 f"{task}, {arm}: {count} of {len(mine)} timings contended ({'; '.join(reasons)}), so speeds that need "
-                "them are dashes"
+                "them are dashes; rerun=true measures again"
             )
         outputs = defaultdict(set)
         for one in mine:

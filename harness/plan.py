@@ -67,7 +67,7 @@ def arms_table(config: Config) -> Table:
     remarks = [
         "weights are loaded once for all arms, and the arms share the full verifier's cache; caches are those of all "
         "tiers with the hidden states that heads read; " + PROMPT_NOTE,
-        *(["about: from pair.sizes, since the checkpoint is not here"] if model is None and sizes(config) else []),
+        *(["about: from pair.sizes, where a checkpoint is not here"] if sizes(config) else []),
         *(f"not run: {name}: {why}" for name, why in not_run.items()),
     ]
     table = console_table(
@@ -197,7 +197,7 @@ def slim_name(slim: Any, model: Config) -> str:
     if last(slim) == "masked" and masks == [None]:
         masks = [model.get("slim_mask")]
     files = [Path(mask).stem if isinstance(mask, str) else "kept layers" for mask in masks if mask is not None]
-    ratio = f" {slim['skip_ratio']:g}" if "skip_ratio" in slim else ""
+    ratio = "" if slim.get("skip_ratio") is None else f" {slim['skip_ratio']:g}"
     return f"{last(slim)}{ratio}{': ' if files else ''}{', '.join(files)}"
 
 

@@ -255,7 +255,7 @@ class RunRecord:
     ``pairing``  how often and in which order arms decode a prompt, ``harness.pairing``.
     ``cell``  16 hex digits of everything that can change its numbers, and ``parts`` what was hashed, by name; None of a
     run from before there were cells. ``sweep`` is the sweep that it was first measured for.
-    ``prompts``  of all tasks; each is decoded by every arm.
+    ``prompts``  of all tasks; ``pairing`` says how often each is decoded.
     ``resumed``  times that it was gone on with after it was killed or failed; ``split`` prompts whose arms were not all
     measured by one process, ``dropped`` half-written lines that this took away. ``error`` why it failed.
     """

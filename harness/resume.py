@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import pairing
+from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.records import Divergence, FidelityRecord, RunRecord, SampleRecord
 from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read, writing
@@ -93,6 +94,10 @@ def split_prompts(samples: Sequence[SampleRecord], visits: int) -> int:
     done: dict[tuple[str, str], list[SampleRecord]] = {}
     for sample in samples:
         done.setdefault((sample.task, sample.example_id), []).append(sample)
+    alone = [key for key, found in done.items() if [one.arm for one in found] == [BASELINE]]
+    if len(alone) > 1:  # a baseline that is measured before all others, as pairing=shared has it, splits no prompt
+        for key in alone:
+            del done[key]
     return sum(len(found) < visits or any(one.resumed for one in found) for found in done.values())
 
 

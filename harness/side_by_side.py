@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.cells import EXCLUDED
 from harness.compare import (
     BASELINE,
     Clock,
@@ -33,7 +34,7 @@ from harness.quality import Estimate, difference, quality
 from harness.records import RunRecord, SampleRecord
 from harness.scoring import METRICS
 
-UNTOLD = frozenset(("run_name", "results_dir", "run", "other", "dry_run", "log"))
+UNTOLD = frozenset(key for key in EXCLUDED if key != "name")
 """Root keys of a config that say nothing of what was measured."""
 MACHINE = ("cpu", "platform", "device", "cores", "threads")
 """Facts of a run's environment of which one that differs makes another machine."""

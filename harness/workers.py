@@ -67,9 +67,9 @@ def own_log(cfg: DictConfig) -> Iterator[None]:
         yield
         return
     own = HydraConfig.get()
-    path = Path(cfg.results_dir) / "logs" / cfg.name / f"{own.job.num:03d}.log"
+    path = Path(cfg.results_dir) / "logs" / cfg.name / f"{own.job.num + 1:03d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    cell = f"cell {own.job.num} ({' '.join(own.overrides.task)})"
+    cell = f"cell {own.job.num + 1} ({' '.join(own.overrides.task)})"
     say(f"{cell}: started on {platform.node()}, process {os.getpid()}, output in {path}")
     begun = time.perf_counter()
     try:

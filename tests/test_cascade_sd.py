@@ -106,6 +106,8 @@ def test_a_block_by_hand_where_everybody_agrees() -> None:
 class Spelled:
     """Extends a text by the letters that it is made of, and notes what it is asked."""
 
+    tier: Any = None
+
     def __init__(self, name: str, token: int) -> None:
         self.name = name
         self.token = token

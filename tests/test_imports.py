@@ -79,13 +79,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "pairing")),
     "cells": frozenset(("environment", "model", "records", "store")),
     "claims": frozenset(("errors", "store")),
-    "resume": frozenset(("errors", "records", "store", "pairing")),
+    "resume": frozenset(("errors", "records", "store", "pairing", "compare")),
     "sweeps": frozenset(("cells", "errors", "records", "store")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records", "compare")),
     "report": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "pairing"))
-    | {"positions", "store", "cost"},
+    | {"positions", "store", "cost", "cells", "sweeps"},
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
@@ -95,7 +95,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "baselines": frozenset(("environment", "errors", "records", "store")),
     "occupancy": frozenset(("errors",)),
     "pairing": frozenset(("errors", "records", "compare")),
-    "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality")),
+    "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality", "cells")),
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")

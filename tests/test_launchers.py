@@ -70,7 +70,7 @@ def test_four_cells_run_in_workers_as_they_do_in_place(
     for gamma, run in found.items():
         assert outcome(run) == outcome(in_place[gamma])
     logs = sorted((tmp_path / "logs" / "run").glob("*.log"))
-    assert [log.name for log in logs] == ["000.log", "001.log", "002.log", "003.log"]
+    assert [log.name for log in logs] == ["001.log", "002.log", "003.log", "004.log"]
     for log, gamma in zip(logs, GAMMAS, strict=True):
         text = log.read_text()
         assert text.count("run folder") == 1 and str(found[gamma]) in text, "its own cell's output, and no other's"

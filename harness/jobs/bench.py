@@ -25,7 +25,7 @@ from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.execution.programs import permit
 from harness.jobs.models import loaded_once
-from harness.jobs.report import report_files, write_reports
+from harness.jobs.report import load, report_files, write_reports
 from harness.log import Logger, NullLogger
 from harness.measuring import measure, occupied
 from harness.model.load import Model
@@ -95,6 +95,8 @@ def bench(
         if finished is not None:
             note("skipped", cell, finished.name)
             tell(screen, f"cell {cell.key} is finished: {finished} (rerun=true measures it again)")
+            if sweeps.current() is None:
+                write_reports([load(finished)], results / "tables", results / "figures", settings.name)
             return finished
         decoders = build_arms(settings, verifier, methods, prompts)
         run = describe(settings, verifier, decoders, tasks, data, prompts, cell)

@@ -18,7 +18,7 @@ from harness.errors import UserError, unknown
 from harness.execution.programs import permit
 from harness.jobs.bench import build_arms, describe
 from harness.jobs.report import WIDTH
-from harness.measuring import measure
+from harness.measuring import measure, occupied
 from harness.model.load import Model
 from harness.model.tiers import Tiers
 from harness.prompts import AFTER, Prompt, Task, make_prompt
@@ -55,6 +55,7 @@ SOURCES: dict[str, Callable[..., slim.Slim]] = {
 }
 
 
+@occupied
 def fidelity(
     settings: RunSettings,
     model: Callable[..., Model],

@@ -21,6 +21,7 @@ from harness.config import RunSettings, called, check_calls
 from harness.errors import UserError, unknown
 from harness.jobs.bench import bench
 from harness.log import NullLogger
+from harness.measuring import occupied
 from harness.model.load import Model
 from harness.pareto.score import LOSSES, Score, Value, score_of
 from harness.pareto.space import Point, Space, arms_at, check_arm, front_arms
@@ -49,6 +50,7 @@ class CalibrationRows:
         return getattr(self.task, name)
 
 
+@occupied
 def pareto(
     settings: RunSettings,
     model: Callable[..., Model],
@@ -98,7 +100,7 @@ def pareto(
     folder.mkdir(parents=True, exist_ok=True)
     sources = {name: task.calibration(prompts, settings.seed)[1] for name, task in tasks.items()}
     full = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
-    runner = Runner(settings, full, tasks, config, folder, prompts)
+    runner = Runner(settings, full, tasks, config, folder, prompts, again=overwrite)
     identity = identify(settings, full, methods, arm, space, sampler, loss, prompts, sources)
     with alone(folder), opened(folder / "study.db", identity, overwrite, settings.name) as study:
         for found in search(
@@ -142,7 +144,7 @@ def as_pair(bounds: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Runner:
-    """Measures arms on calibration or test rows with one model, which is loaded once."""
+    """Measures arms on calibration or test rows with one model, loaded once; ``again`` what is finished too."""
 
     settings: RunSettings
     model: Model
@@ -150,6 +152,7 @@ class Runner:
     config: str
     folder: Path
     prompts: int
+    again: bool
 
     def trial(self, arm: str, point: Point) -> tuple[str, dict[str, Score]]:
         """One point on calibration rows: the run's id and the scores of its arms."""
@@ -171,7 +174,7 @@ class Runner:
         text = yaml.safe_dump({**made, **changed, **about, "methods": dict(arms)}, sort_keys=False)
         methods = {name: called(node) for name, node in arms.items()}
         with redirect_stdout(io.StringIO()):  # a run's own tables; they are in its folder
-            folder = bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text, rerun=False)
+            folder = bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text, rerun=self.again)
         report = load(folder)
         if report is None:
             raise UserError(f"run {folder} has no prompt that all arms decoded: run the search again.")

@@ -21,7 +21,7 @@ from harness.drafters.small_lm import SmallLM, load_small
 from harness.errors import UserError
 from harness.jobs.bench import build_arms, describe, warn_of_load
 from harness.jobs.report import WIDTH
-from harness.measuring import seed_of, warm
+from harness.measuring import occupied, seed_of, warm
 from harness.model.load import Model
 from harness.model.slim import evenly_spaced
 from harness.model.tiers import GRAPH_STEP, Tier, Tiers
@@ -42,6 +42,7 @@ from harness.timing import Clock, synced_clock
 LOOKUP, SMALL = "speculative + prompt_lookup", "speculative + small_lm"
 
 
+@occupied
 def speed(
     settings: RunSettings,
     model: Callable[..., Model],

@@ -11,6 +11,7 @@ from rich.table import Table
 from harness import claims, sweeps
 from harness.errors import UserError, unknown
 from harness.live import Tally
+from harness.pairing import visits_a_prompt
 from harness.report.tables import DASH, console_table
 from harness.store import RUN, SAMPLES, RunData, is_finished, read
 
@@ -96,7 +97,8 @@ def state_of(folder: Path) -> RunState:
     tally = Tally()
     for sample in data.samples:
         tally.add(sample)
-    wanted = data.run.prompts * len(data.run.arms) or len(data.samples)
+    visits = visits_a_prompt(data.run.pairing, [arm.arm for arm in data.run.arms])
+    wanted = data.run.prompts * visits or len(data.samples)
     return RunState(
         data.run.run_id,
         living(folder, data),

@@ -286,12 +286,22 @@ def spread(layers: int, places: Sequence[torch.device]) -> list[torch.device]:
     return [places[index * len(places) // layers] for index in range(layers)]
 
 
+OWN_THREADS = torch.get_num_threads()
+"""Torch's choice, which a later cell of the same process may want back."""
+_threads_set = False
+
+
 def set_threads(threads: int | None) -> None:
-    """CPU threads of this process; None leaves torch's choice."""
+    """CPU threads of this process; None is torch's choice, also behind a model that asked for another number."""
+    global _threads_set
     if threads is not None:
         if threads < 1:
             raise UserError(f"model.threads={threads}: want at least 1, or null for torch's choice.")
         torch.set_num_threads(threads)
+        _threads_set = True
+    elif _threads_set:
+        torch.set_num_threads(OWN_THREADS)
+        _threads_set = False
 
 
 def known_dtype(dtype: str) -> torch.dtype:

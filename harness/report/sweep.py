@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from harness import sweeps
 from harness.compare import BASELINE
 from harness.errors import UserError, unknown
 from harness.metrics import DIFFERENCE, complete_prompts
@@ -73,14 +74,14 @@ def cells_of_sweep(results_dir: str | Path, name: str) -> list[Path]:
         UserError: there is none, or a run folder cannot be read.
     """
     root = Path(results_dir) / "runs"
+    listed, known = runs_of_sweeps(results_dir, name)
     newest: dict[str, tuple[tuple[bool, str], Path]] = {}
-    known: set[str] = set()
     for path in sorted(root.glob(f"*/{RUN}")):
         folder, config = path.parent, read_config(path.parent)
         run = read(folder).run
         names = {str(config.get("name")), str(getattr(run, "sweep", None))} - {"None"}
         known |= names
-        if name not in names:
+        if name not in names and folder.name not in listed:
             continue
         same = getattr(run, "cell", None) or repr(identity(config))
         rank = (is_finished(folder), run.run_id)
@@ -89,6 +90,20 @@ def cells_of_sweep(results_dir: str | Path, name: str) -> list[Path]:
     if not newest:
         raise unknown("sweep", name, known)
     return [folder for _, folder in newest.values()]
+
+
+def runs_of_sweeps(results_dir: str | Path, name: str) -> tuple[set[str], set[str]]:
+    """Ids of the runs that cells of the sweep ``name`` came to, whoever measured them; and the names of all sweeps."""
+    found: set[str] = set()
+    known: set[str] = set()
+    for path in (Path(results_dir) / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}"):
+        record = sweeps.read_sweep(path.parent)
+        names = {record.name, record.sweep}
+        known |= names
+        if name in names:
+            cells = sweeps.read_cells(path.parent)
+            found |= {cell.run_id for cell in cells if cell.run_id and cell.state in ("finished", "skipped")}
+    return found, known
 
 
 def load(folder: Path) -> RunReport | None:
@@ -134,7 +149,7 @@ def tidy_frame(cells: Sequence[Cell]) -> pd.DataFrame:
                     f"{column}_low": number and number.low,
                     f"{column}_high": number and number.high,
                 }
-            found.append(row | {"run": line.run.run_id, "status": line.run.status})
+            found.append(row | {"run": line.run.run_id, "status": line.run.status, "pairing": line.run.pairing})
     return pd.DataFrame(found)
 
 
@@ -150,7 +165,7 @@ def results_frame(cells: Sequence[Cell]) -> pd.DataFrame:
                     **{key: str(value) for key, value in cell.values.items()},
                     "n": str(line.n) + (" (did not finish)" if cell.report.note else ""),
                     "lossless": "yes" if line.arm.lossless else "**lossy**",
-                    "speedup, decode": line.span("speedup_decode"),
+                    "speedup, decode": line.speedup("speedup_decode"),
                     "quality": line.quality(line.run.task_metrics[line.task][:1], interval=True),
                     "difference": difference(line),
                     "agreement with greedy": line.value("token_agreement"),
@@ -181,8 +196,10 @@ def markdown(cells: Sequence[Cell], name: str, left_out: int) -> str:
         f"{len(cells)} cells; swept: {swept}.",
         f"model {first.run.model}; machine: {first.run.env.get('cpu', DASH)}, {first.run.env.get('device', DASH)}; "
         f"commits {', '.join(sorted({(cell.report.run.git_commit or DASH)[:12] for cell in cells}))}.",
-        "Each speedup is over the baseline of the same cell. Brackets: 95 % bootstrap over prompts. Quality on a 0-100 "
-        "scale, its difference from the baseline paired. A lossy arm's speed is worth what its quality is.",
+        *dict.fromkeys(remark for cell in cells for remark in cell.report.remarks),
+        "Each speedup is over the baseline of the same cell, unless it says unpaired. Brackets: 95 % bootstrap over "
+        "prompts. Quality on a 0-100 scale, its difference from the baseline paired. A lossy arm's speed is worth what "
+        "its quality is.",
     ]
     if left_out:
         facts.append(f"**{left_out} cells are left out: no prompt of theirs was decoded by all arms.**")

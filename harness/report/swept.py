@@ -4,14 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NOT_SWEPT = frozenset(
-    (
-        *("run_name", "results_dir", "name", "job", "log", "launcher", "run", "other", "sweep", "dry_run", "hydra"),
-        *("shard", "rerun", "fail_fast", "cores", "exclusive"),
-    )
-)
+from harness.cells import EXCLUDED
+
+NOT_SWEPT = frozenset((*EXCLUDED, "job", "pair", "hydra"))
 """Keys of a config that name a run or say where it goes: two cells that differ in these alone are the same."""
-COPIES = ("methods", "tasks")
+COPIES = ("methods", "tasks", "slims", "drafters")
 """Groups whose nodes hold resolved copies of other settings."""
 MISSING = object()
 
