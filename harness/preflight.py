@@ -165,7 +165,7 @@ def no_access(repo: str, kind: str) -> str | None:
 
 def missing_masks(config: Config) -> Iterator[str]:
     """Mask files of the slim verifier and of drafters."""
-    from harness.decode.slim import searched_mask
+    from harness.model.slim import searched_mask
 
     full = config["model"].get("full")
     slug = "embedded" if full == "embedded" else Path(full or config["model"].get("name") or "toy").name

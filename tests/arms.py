@@ -12,6 +12,7 @@ from harness.decode.cascade_sd import CascadeSD
 from harness.decode.clasp import CLaSp
 from harness.decode.gate import AlwaysEscalate, Strictness
 from harness.decode.hierarchical import Hierarchical
+from harness.decode.self_slim import SelfSlim
 from harness.decode.slim import masked
 from harness.decode.speculative import Speculative
 from harness.decode.swift import Plan, Swift
@@ -22,7 +23,6 @@ from harness.drafters.graft import Graft
 from harness.drafters.prompt_lookup import PromptLookup
 from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
-from harness.drafters.self_slim import SelfSlim
 from harness.model.load import Model
 from harness.model.random_weights import random_transformer
 from harness.model.slim import LayerMask

@@ -124,7 +124,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "proposals",
         "slim_fidelity",
     }
-    | {"training", "audit", "preflight", "execution", "cells", "claims", "resume", "sweeps", "pareto"},
+    | {"training", "audit", "preflight", "execution", "cells", "claims", "resume", "sweeps", "pareto", "live"},
     "rehearsal": frozenset(("errors", "config", "hub", "model", "decode", "sampling")),
     "preflight": frozenset(
         ("errors", "config", "hub", "environment", "store", "model", "drafters", "execution", "rehearsal")

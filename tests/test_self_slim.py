@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from harness.decode import slim
+from harness.decode.self_slim import SelfSlim
 from harness.decode.speculative import Speculative
 from harness.drafters.self_skip import SelfSkip
-from harness.drafters.self_slim import SelfSlim
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.sampling import RandomChooser

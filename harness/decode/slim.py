@@ -15,20 +15,18 @@ from harness.drafters.weights import drafter_folder, folder_name
 from harness.errors import UserError, unknown
 from harness.model.load import Model
 from harness.model.slim import (
+    CACHES,
     Mask,
     evenly_spaced,
     first_layers,
-    mask_path,
-    mask_stem,
     random_layers,
     random_sublayers,
     read_mask,
     searched_cache,
+    searched_mask,
 )
 from harness.model.sublayers import skipping
 from harness.model.tiers import Tier, Tiers
-
-CACHES = ("shared", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +99,6 @@ def masked(
         )
     name = model.mask_name or "model.slim_mask"
     return bound(tiers, model.slim_mask, name, cache, searched=searched_cache(name))
-
-
-def searched_mask(slug: str, skip_ratio: float, cache: str, chosen: str) -> str:
-    """The file in which ``job=search`` keeps its mask for the model ``slug``; ``chosen`` is how a command names that.
-
-    Raises:
-        UserError: no such cache mode, or no such file: with the command that makes it.
-    """
-    if cache not in CACHES:
-        raise unknown("slim cache", cache, CACHES)
-    file = f"results/masks/{mask_stem(slug, skip_ratio, cache)}.json"
-    if not mask_path(file).is_file():
-        raise UserError(
-            f"slim.skip_ratio={skip_ratio:g} with slim.cache={cache} wants {file}, which does not exist: make it by "
-            f"`python -m harness job=search {chosen} task=quick_four job.skip_ratio={skip_ratio:g} job.cache={cache}`, "
-            "give slim.mask=FILE, or choose slim=even or another slim=NAME."
-        )
-    return file
 
 
 def in_cache(

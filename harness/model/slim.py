@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.errors import UserError, unknown
 
+CACHES = ("shared", "own")
+"""What a slim verifier reads: the full verifier's entries, or keys and values of its own."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -181,6 +183,24 @@ def mask_path(mask: str | Path) -> Path:
     """Where a mask file lies: as it is named from here, else among those shipped, whatever folder this is run from."""
     path = Path(mask)
     return path if path.is_file() or path.is_absolute() else CHECKOUT / path
+
+
+def searched_mask(slug: str, skip_ratio: float, cache: str, chosen: str) -> str:
+    """The file in which ``job=search`` keeps its mask for the model ``slug``; ``chosen`` is how a command names that.
+
+    Raises:
+        UserError: no such cache mode, or no such file: with the command that makes it.
+    """
+    if cache not in CACHES:
+        raise unknown("slim cache", cache, CACHES)
+    file = f"results/masks/{mask_stem(slug, skip_ratio, cache)}.json"
+    if not mask_path(file).is_file():
+        raise UserError(
+            f"slim.skip_ratio={skip_ratio:g} with slim.cache={cache} wants {file}, which does not exist: make it by "
+            f"`python -m harness job=search {chosen} task=quick_four job.skip_ratio={skip_ratio:g} job.cache={cache}`, "
+            "give slim.mask=FILE, or choose slim=even or another slim=NAME."
+        )
+    return file
 
 
 def searched_cache(mask: str | Path | Sequence[int]) -> str | None:
