@@ -78,9 +78,9 @@ def test_four_cells_run_in_workers_as_they_do_in_place(
     if launcher.startswith("submitit"):  # each cell is a process with a file of submitit's for what it prints itself
         printed = "".join(path.read_text() for path in tmp_path.rglob("*_log.out"))
     started = re.findall(r"cell (\d) \(.*gamma=(\d).*\): started on \S+, process (\d+), output in (\S+)", printed)
-    assert sorted(map(int, (number for number, *_ in started))) == [0, 1, 2, 3]
+    assert sorted(map(int, (number for number, *_ in started))) == [1, 2, 3, 4]
     assert all(
-        int(gamma) == GAMMAS[int(number)] and Path(log).stem == f"00{number}" for number, gamma, _, log in started
+        int(gamma) == GAMMAS[int(number) - 1] and Path(log).stem == f"00{number}" for number, gamma, _, log in started
     )
     processes = {process for *_, process, _ in started}
     assert len(processes) == (4 if launcher.startswith("submitit") else 2) and str(os.getpid()) not in processes
