@@ -185,11 +185,17 @@ def test_a_device_of_another_kind_is_refused(device: str) -> None:
         resolve_device(device)
 
 
-def test_threads_are_set_and_null_leaves_them(folder: Path, keep_threads: None) -> None:
+def test_threads_are_set_and_null_is_torchs_choice(
+    folder: Path, keep_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.model.load.OWN_THREADS", 3)
     loaded(folder, threads=2)
     assert torch.get_num_threads() == 2
     loaded(folder)
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(1)  # by whoever else
+    loaded(folder)
+    assert torch.get_num_threads() == 1
 
 
 def test_the_slim_mask_comes_with_its_name(folder: Path, tmp_path: Path) -> None:

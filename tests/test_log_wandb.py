@@ -86,7 +86,7 @@ def test_a_resumed_cell_is_the_same_run(runs: list[Sent]) -> None:
 
 def test_what_is_sent_again_is_the_same_run(results: Path, runs: list[Sent]) -> None:
     (folder,) = (results / "runs").iterdir()
-    assert [run.id for run in runs[2:]] == [folder.name] * 3
+    assert [run.id for run in runs[2:]] == [read(folder).run.cell] * 3
     assert [run.summary["headline/mean_accept_length"] for run in runs[2:]] == [4.0] * 3
     assert runs[2].group == "run" == runs[3].group, "config.yaml names no sweep, so the experiment's name is it"
 

@@ -121,7 +121,7 @@ def test_a_checkpoint_folder_must_be_whole(conf: None, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "whole")
     asked = ("model=embedded", f"model.full={folder}", "model.slim_mask=null", "model.dtype=float32")
     (line,) = missing_of(resolved(*asked))
-    assert "via_sd needs a slim verifier and the model has no layer mask" in line
+    assert "a slim verifier is needed and the model has no layer mask" in line
     without_slim = (*asked, "method=[speculative]")
     assert missing_of(resolved(*without_slim)) == []
     (folder / "model.safetensors").unlink()
@@ -251,7 +251,9 @@ def no_bench(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Calls of the bench, which runs nothing."""
     calls: list[Any] = []
 
-    def noted(*, settings: Any, model: Any, methods: Any, tasks: Any, log: Any, config: str, fidelity: bool) -> None:
+    def noted(
+        *, settings: Any, model: Any, methods: Any, tasks: Any, log: Any, config: str, fidelity: bool, rerun: bool
+    ) -> None:
         calls.append(settings)
 
     monkeypatch.setattr(bench_module, "bench", noted)
