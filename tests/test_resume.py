@@ -45,12 +45,13 @@ TIMED = re.compile(r".*(_s|_ms|_time_share)|speedup_.*")
 
 def run(folder: Path, rerun: bool = False, arms: dict[str, partial[Any]] | None = None, **settings: Any) -> Path:
     """A toy run in float64, as the command line would start it."""
+    settings = {"pairing": "once"} | settings
     chosen = RunSettings(results_dir=str(folder), limit=PROMPTS, max_new_tokens=6, **settings)
     with unreported():
         return bench(chosen, toy_model, arms or ARMS, {"qa": qa()}, NullLogger(), "name: run\n", rerun=rerun)
 
 
-def killed(folder: Path, count: int, how: str) -> None:
+def killed(folder: Path, count: int, how: str, **settings: Any) -> None:
     """Start the run in a process of its own, which is killed at its ``count``-th line: ``before`` it is written, when
     ``half`` of it is, or ``after`` it.
     """
@@ -73,7 +74,7 @@ def killed(folder: Path, count: int, how: str) -> None:
 
             RunFolder.append = dying  # type: ignore[method-assign]
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-            run(folder)
+            run(folder, **settings)
         finally:
             os._exit(0)
     _, status = os.waitpid(pid, 0)
@@ -253,3 +254,18 @@ def test_a_full_disk_is_one_line_and_loses_nothing(whole: Path, tmp_path: Path) 
     assert data.run.status == "failed" and "File too large" in (data.run.error or "")
     assert run(tmp_path) == folder and outcome(folder) == outcome(whole)
     assert read(folder).run.dropped == 0
+
+
+@pytest.mark.parametrize("pairing", ["abba1", "shared"])
+def test_a_run_with_its_baseline_measured_otherwise_goes_on_too(pairing: str, tmp_path: Path) -> None:
+    arms = {name: ARMS[name] for name in ("via_sd", "retrieval")}
+    unkilled = run(tmp_path / "unkilled", arms=arms, pairing=pairing)
+    wanted = PROMPTS * (8 if pairing == "abba1" else 3)
+    assert len(read(unkilled).samples) == wanted
+    for count, how in ((5, "half"), (2, "after")):
+        killed(tmp_path / "killed", count, how, arms=arms, pairing=pairing)
+    folder = run(tmp_path / "killed", arms=arms, pairing=pairing)
+    found = read(folder)
+    assert found.run.resumed == 2 and found.run.dropped == 1 and len(found.samples) == wanted
+    assert outcome(folder) == outcome(unkilled)
+    assert found.run.split <= 2, "at most the prompt that was in flight at each kill"
