@@ -250,7 +250,7 @@ def test_a_plain_search_writes_the_mask_that_a_plain_run_reads(tmp_path: Path) -
     {
         "job.skip_ratio=1.0": "skip_ratio=1.0 leaves no layer of 6",
         "job.skip_ratio=0.9": "skip_ratio=0.9 leaves 1 of 6 layers; first and last always stay.",
-        "job.alpha=1.0": "alpha=1.0, beta=1.0: want",
+        "job.alpha=1.0": "job.alpha=1.0, job.beta=1.0: want",
         "job.beta=0.5": "job.alpha=0.0, job.beta=0.5: want",
         "job.evaluations=0": "job.evaluations=0: want at least 1.",
         "job.exchange=2.0": "job.exchange=2.0: want a probability.",
