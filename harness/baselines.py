@@ -14,7 +14,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from harness.environment import CHECKOUT
 from harness.errors import UserError
 from harness.records import SampleRecord
 from harness.store import from_json, to_json, write_atomic
@@ -26,15 +25,6 @@ def path_of(results_dir: str | Path, task: str, identity: Mapping[str, Any]) -> 
     """Where the baseline of ``task`` with this identity is, or will be."""
     digest = hashlib.sha256(json.dumps(to_json(identity), sort_keys=True).encode()).hexdigest()
     return Path(results_dir) / FOLDER / f"{task}-{digest[:16]}.jsonl"
-
-
-def code_sha() -> str:
-    """Digest of the program, committed or not."""
-    digest = hashlib.sha256()
-    for folder in ("harness", "tasks"):
-        for path in sorted((CHECKOUT / folder).rglob("*.py")):
-            digest.update(path.relative_to(CHECKOUT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from harness import baselines, sweeps
+from harness.cells import code_sha
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.base import Decoder, StopRule
@@ -191,7 +192,7 @@ def baseline_identity(
         "cores": len(usable_cores()),
         "devices": [*map(str, tiers.model.devices), *names_of(tiers.model.devices)],
         "threads": torch.get_num_threads(),
-        "code": baselines.code_sha(),
+        "code": code_sha(),
         "model": [model.name, str(tiers.model.dtype), weights_sha(tiers.model)],
         "prompts": [(prompt.example.id, prompt.sha, list(prompt.stop)) for prompt in prompts],
         "metrics": [list(prompt.task.metrics) for prompt in prompts[:1]],

@@ -90,9 +90,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "help": frozenset(("errors", "config")),
     "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
     | {"execution", "prompts", "scoring", "timing", "pairing", "occupancy", "baselines", "environment"}
-    | {"live", "sweeps"},
+    | {"live", "sweeps", "cells"},
     "live": frozenset(("records",)),
-    "baselines": frozenset(("environment", "errors", "records", "store")),
+    "baselines": frozenset(("errors", "records", "store")),
     "occupancy": frozenset(("errors",)),
     "pairing": frozenset(("errors", "records", "compare")),
     "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality", "cells")),
