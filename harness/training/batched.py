@@ -7,13 +7,13 @@ transformer runs over the rows of all of them; only attention has to know where 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from harness.errors import UserError
 from harness.model.sight import Sight, causal_mask
 from harness.model.transformer import Transformer
-from harness.sampling import widen
 
 
 class Batched(Transformer):
@@ -61,20 +61,20 @@ class Batched(Transformer):
         return found.view(count, width, -1)
 
     def side_by_side(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T].
-
-        Two batched products: with few queries torch's fused attention takes several times as long in bfloat16.
-        """
+        """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T]."""
         count, width, seen = mask.shape
         (heads, _, size), groups = query.shape, len(keys)
         own_keys, own_values = (
-            x.view(groups, count, self.capacity, size)[:, :, :seen].flatten(0, 1)  # [K B, T, D], a view
-            for x in (keys, values)
+            x.view(groups, count, self.capacity, size)[:, :, :seen].transpose(0, 1) for x in (keys, values)
+        )  # [B, K, T, D], views
+        mixed = F.scaled_dot_product_attention(
+            query.view(heads, count, width, size).transpose(0, 1),
+            own_keys,
+            own_values,
+            attn_mask=mask[:, None],
+            scale=self.attn_scale,
+            enable_gqa=True,
         )
-        asked = query.view(groups, -1, count, width, size).transpose(1, 2).reshape(groups * count, -1, size)
-        scores = torch.bmm(asked * self.attn_scale, own_keys.mT).view(groups, count, -1, width, seen)
-        shares = torch.softmax(widen(scores + mask[:, None]), dim=-1).to(query.dtype)
-        mixed = torch.bmm(shares.view(groups * count, -1, seen), own_values).view(groups, count, -1, width, size)
-        return mixed.transpose(1, 2).reshape(heads, count * width, size)
+        return mixed.transpose(0, 1).reshape(heads, count * width, size)
 
     fused = grouped = side_by_side  # type: ignore[assignment]
