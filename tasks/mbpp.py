@@ -22,7 +22,7 @@ class Mbpp(Coding):
     name = "mbpp"
     dataset = Dataset("google-research-datasets/mbpp", "full", "mbpp_full", "mbpp", "mbpp")
     columns = ("text", "code", "test_list", "test_setup_code")
-    template = "Write a Python function. Answer with one block of code.\n\n{input}"
+    template = "Write a Python function. Answer with the code alone.\n\n{input}"
     plain = "You are an expert Python programmer, and here is your task: {input}\n[BEGIN]\n{answer}\n[DONE]"
     max_input_tokens = 1024
     shots = 3
