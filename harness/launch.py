@@ -32,7 +32,7 @@ from harness.preflight import listed, missing_packages, require
 
 BENCH = "harness.jobs.bench.bench"
 SEARCH = "harness.jobs.search.search"
-REPORT, SWEEP_REPORT = "harness.jobs.report.report", "harness.report.sweep.write_sweep"
+REPORT = "harness.jobs.report.report_cells"
 WIDTH = 120
 FAILED, REFUSED = 1, 2
 """Exit codes of a sweep with failures: one at least that only a developer can mend, or none."""
@@ -185,10 +185,7 @@ def report_of(folder: Path) -> None:
     record = sweeps.read_sweep(folder)
     runs = [one.run_id for one in sweeps.read_cells(folder) if one.state in ("finished", "skipped") and one.run_id]
     if runs:
-        runs = list(dict.fromkeys(runs))
-        locate(REPORT, "report")(record.results_dir, runs, record.name)
-        folders = [Path(record.results_dir) / "runs" / run for run in runs]
-        for path in locate(SWEEP_REPORT, "report")(record.results_dir, folders, record.name):
+        for path in locate(REPORT, "report")(record.results_dir, runs, record.name):
             screen().print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -257,7 +257,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
 
 
-def _read_run(path: Path) -> RunRecord:
+def read_run(folder: Path) -> RunRecord:
+    """``run.json`` of a run folder.
+
+    Raises:
+        UserError: it is not there, corrupt, or of a newer schema.
+    """
+    path = folder / RUN
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -308,7 +314,7 @@ def read(folder: str | Path) -> RunData:
         UserError: files are missing, corrupt, of a newer schema, or of another run.
     """
     folder = Path(folder)
-    run = _read_run(folder / RUN)
+    run = read_run(folder)
     samples, dropped = _read_lines(folder / SAMPLES, SampleRecord, run.run_id)
     path = folder / DIVERGENCES
     divergences, _ = _read_lines(path, Divergence, run.run_id) if path.is_file() else ((), 0)

@@ -12,8 +12,9 @@ from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.jobs.report import report
 from harness.records import ArmRecord, SampleRecord
+from harness.report.load import load, load_if_any
 from harness.report.sweep import Cell as ReportCell
-from harness.report.sweep import cells_of_sweep, load, sweep_figure, write_sweep
+from harness.report.sweep import cells_of_sweep, sweep_figure, write_sweep
 from harness.report.swept import swept_values, unswept_arms
 from harness.store import RunFolder
 from tests.rows import run_record, sample
@@ -67,7 +68,7 @@ def test_the_table_has_each_arm_at_each_swept_value(tmp_path: Path) -> None:
         cell(tmp_path, "b", config(gamma=10), speculative=0.5, via_sd=4.0),
         cell(tmp_path, "a", config(gamma=2), speculative=1.25, via_sd=2.0),
     ]
-    write_sweep(tmp_path, folders, "mine")
+    write_sweep(tmp_path, [load_if_any(folder) for folder in folders], "mine")
     assert [name for name in files(tmp_path) if "runs/" not in name] == [
         "figures/mine_sweep.pdf",
         "figures/mine_sweep.png",
@@ -135,7 +136,7 @@ def test_the_figure_has_a_panel_a_task_a_line_an_arm_and_its_values(tmp_path: Pa
     ]
     reports = [load(cell(tmp_path, run_id, chosen, 1.0, speed)) for chosen, run_id, speed in made]
     values = swept_values([chosen for chosen, *_ in made])
-    figure = sweep_figure([ReportCell(one, value) for one, value in zip(reports, values, strict=True) if one])
+    figure = sweep_figure([ReportCell(one, value) for one, value in zip(reports, values, strict=True)])
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "translation (n = 2 a cell)" and axes.get_xlabel() == "gate.alpha1"
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -157,14 +158,14 @@ def test_what_did_not_finish_is_said_and_what_has_nothing_is_counted(tmp_path: P
         cell(tmp_path, "b", config(gamma=3), 1.0, 2.0, kept=4, finished=False),
         cell(tmp_path, "c", config(gamma=4), 1.0, 2.0, kept=2, finished=False),
     ]
-    write_sweep(tmp_path, folders, "mine")
+    write_sweep(tmp_path, [load_if_any(folder) for folder in folders], "mine")
     text = (tmp_path / "tables" / "mine_sweep.md").read_text()
     assert "**1 cells are left out: no prompt of theirs was decoded by all arms.**" in text
     assert "**1 cells did not finish: only prompts decoded by all arms are used.**" in text
     found = lines(tmp_path / "tables" / "mine_sweep.csv")
     assert {(row["cell"], row["n"], row["status"]) for row in found} == {("a", "2", "finished"), ("b", "1", "running")}
     with pytest.raises(UserError, match="sweep 'mine': none of its 1 cells has a prompt that all arms decoded"):
-        write_sweep(tmp_path, folders[2:], "mine")
+        write_sweep(tmp_path, [load_if_any(folder) for folder in folders[2:]], "mine")
 
 
 def test_a_sweep_is_found_by_name_with_the_newest_of_equal_cells(tmp_path: Path) -> None:

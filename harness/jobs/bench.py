@@ -25,7 +25,7 @@ from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.execution.programs import permit
 from harness.jobs.models import loaded_once
-from harness.jobs.report import load, report_files, write_reports
+from harness.jobs.report import report_files, write_reports
 from harness.log import Logger, NullLogger
 from harness.measuring import measure, occupied
 from harness.model.load import Model
@@ -41,6 +41,7 @@ from harness.records import (
     RunRecord,
     SampleRecord,
 )
+from harness.report.load import load
 from harness.report.tables import build
 from harness.rescore import fidelity_records
 from harness.resume import by_key, finished_or_begun, gone_on_with, key_of

@@ -28,7 +28,7 @@ from harness.pareto.space import Point, Space, arms_at, check_arm, front_arms
 from harness.pareto.tables import Found, Search, write_pareto
 from harness.prompts import Task
 from harness.records import DataSource, Example
-from harness.report.sweep import load
+from harness.report.load import load
 from harness.store import check_writable
 
 SAMPLERS = ("tpe", "nsga2")
@@ -176,8 +176,6 @@ class Runner:
         with redirect_stdout(io.StringIO()):  # a run's own tables; they are in its folder
             folder = bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text, rerun=self.again)
         report = load(folder)
-        if report is None:
-            raise UserError(f"run {folder} has no prompt that all arms decoded: run the search again.")
         names = [one.arm for one in report.run.arms]
         return folder.name, {name: score_of(report.run, report.rows, name) for name in names}
 

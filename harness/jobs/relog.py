@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs.report import load, run_ids
+from harness.jobs.report import run_ids
 from harness.log import Logger, NullLogger
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import save, speed_quality_figure
+from harness.report.load import load
 from harness.report.tables import write_tables
 from harness.store import RUN, find_runs, read
 

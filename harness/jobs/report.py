@@ -7,14 +7,13 @@ from rich.console import Console
 
 from harness.config import FILE_NAME
 from harness.errors import UserError
-from harness.metrics import complete_prompts
-from harness.records import SampleRecord
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import save, speed_quality_figure
+from harness.report.load import load, load_if_any
 from harness.report.paper_figures import paper_figure
 from harness.report.sweep import cells_of_sweep, write_sweep
-from harness.report.tables import RunReport, build, console, differences, write_tables
-from harness.store import RunData, check_writable, find_runs, read, read_config, writing
+from harness.report.tables import RunReport, console, differences, write_tables
+from harness.store import check_writable, find_runs, writing
 
 WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
@@ -48,10 +47,24 @@ def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
     """The table and the figure of a sweep's cells, and where they are."""
     if not FILE_NAME.fullmatch(name):
         raise UserError(f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
-    paths = write_sweep(results_dir, cells_of_sweep(results_dir, sweep), name)
+    paths = write_sweep(results_dir, [load_if_any(folder) for folder in cells_of_sweep(results_dir, sweep)], name)
     for path in paths:
         print(f"wrote {path}")
     return paths
+
+
+def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]:
+    """What a sweep ends with: the report of its finished cells, printed, then its own table and figure; their paths.
+
+    The cells are read, and their numbers computed, once for both.
+
+    Raises:
+        UserError: no such run, or one that cannot be read or written.
+    """
+    results = Path(results_dir)
+    reports = [load(folder) for folder in find_runs(results, runs)]
+    write_reports(reports, results / "tables", results / "figures", name)
+    return write_sweep(results, reports, name)
 
 
 def run_ids(runs: object) -> list[str] | None:
@@ -66,24 +79,6 @@ def run_ids(runs: object) -> list[str] | None:
     if not (isinstance(wanted, Sequence) and wanted and all(type(one) is str for one in wanted)):
         raise UserError(f"job.runs={runs!r}: want a run id, a list of them, or null for the newest finished run.")
     return list(wanted)
-
-
-def load(folder: Path) -> RunReport:
-    """A run's tables from its folder; of one that did not finish, of the prompts that all arms decoded.
-
-    Raises:
-        UserError: it cannot be read, or there is no such prompt.
-    """
-    data: RunData = read(folder)
-    samples: Sequence[SampleRecord] = data.samples
-    note = ""
-    if data.run.status != "finished":
-        samples = complete_prompts(data.run, samples)
-        left = len(data.samples) - len(samples) + data.dropped
-        note = f"this run did not finish: only prompts decoded by all arms are shown, {left} samples are left out"
-    if not samples:
-        raise UserError(f"run {data.run.run_id!r} has no prompt that all arms decoded: run it again.")
-    return build(data.run, samples, read_config(folder), note, data.divergences, data.fidelity)
 
 
 def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:

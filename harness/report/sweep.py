@@ -16,11 +16,11 @@ from matplotlib.lines import Line2D
 from harness import sweeps
 from harness.compare import BASELINE
 from harness.errors import UserError, unknown
-from harness.metrics import DIFFERENCE, complete_prompts
+from harness.metrics import DIFFERENCE
 from harness.report.figures import MARKERS, STYLE, save
 from harness.report.swept import identity, swept_values, unswept_arms
-from harness.report.tables import DASH, Line, RunReport, build, lines, markdown_table
-from harness.store import RUN, is_finished, read, read_config, write_atomic
+from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
+from harness.store import RUN, is_finished, read_config, read_run, write_atomic
 
 RATES = ("mean_accept_length", "reject_rate", "full_rate", "block_full_rate")
 INTERVALS = ("speedup_decode", "speedup_end_to_end", "token_agreement", *RATES)
@@ -37,27 +37,27 @@ class Cell:
     @property
     def name(self) -> str:
         """The hash of everything that can change its numbers; of a run from before there was one, its id."""
-        return getattr(self.report.run, "cell", None) or self.report.run.run_id
+        return self.report.run.cell or self.report.run.run_id
 
 
-def write_sweep(results_dir: str | Path, folders: Sequence[Path], name: str) -> list[Path]:
+def write_sweep(results_dir: str | Path, reports: Sequence[RunReport | None], name: str) -> list[Path]:
     """Write ``tables/<name>_sweep.md`` and ``.csv`` and ``figures/<name>_sweep.*``; return their paths.
 
-    ``folders``: the cells' run folders, finished or not. Of one that did not finish, the prompts that all arms decoded
-    are used; one without any is left out, and the table says how many.
+    ``reports``: the cells, finished or not; None for one without a prompt that all its arms decoded: it is left out, and
+    the table says how many are.
 
     Raises:
-        UserError: no cell has a prompt, or a folder cannot be read or written.
+        UserError: no cell has a prompt, or a folder cannot be written.
     """
-    loaded = [found for folder in folders if (found := load(folder)) is not None]
+    loaded = [found for found in reports if found is not None]
     if not loaded:
-        raise UserError(f"sweep {name!r}: none of its {len(folders)} cells has a prompt that all arms decoded.")
+        raise UserError(f"sweep {name!r}: none of its {len(reports)} cells has a prompt that all arms decoded.")
     values = swept_values([report.settings for report in loaded])
     cells = [Cell(report, value) for report, value in zip(loaded, values, strict=True)]
     cells.sort(key=lambda cell: [order(value) for value in cell.values.values()])
     tables, figures = Path(results_dir) / "tables", Path(results_dir) / "figures"
     files = {
-        tables / f"{name}_sweep.md": markdown(cells, name, len(folders) - len(loaded)),
+        tables / f"{name}_sweep.md": markdown(cells, name, len(reports) - len(loaded)),
         tables / f"{name}_sweep.csv": tidy_frame(cells).to_csv(index=False, lineterminator="\n"),
     }
     for path, text in files.items():
@@ -66,30 +66,50 @@ def write_sweep(results_dir: str | Path, folders: Sequence[Path], name: str) -> 
 
 
 def cells_of_sweep(results_dir: str | Path, name: str) -> list[Path]:
-    """The run folders of the sweep ``name``, by its experiment's ``name`` or its own id; of equal cells the newest.
-
-    A cell that is finished goes before a newer one that is not.
+    """``named_cells`` of a sweep that there is.
 
     Raises:
         UserError: there is none, or a run folder cannot be read.
+    """
+    cells, known = named_cells(results_dir, name)
+    if not cells:
+        raise unknown("sweep", name, known)
+    return cells
+
+
+def named_cells(results_dir: str | Path, name: str) -> tuple[list[Path], set[str]]:
+    """The run folders of the sweep ``name``, by its experiment's ``name`` or its own id; and the names of all sweeps.
+
+    Of equal cells the newest counts, but one that is finished goes before a newer one that is not.
+
+    Raises:
+        UserError: a run folder cannot be read.
     """
     root = Path(results_dir) / "runs"
     listed, known = runs_of_sweeps(results_dir, name)
     newest: dict[str, tuple[tuple[bool, str], Path]] = {}
     for path in sorted(root.glob(f"*/{RUN}")):
         folder, config = path.parent, read_config(path.parent)
-        run = read(folder).run
-        names = {str(config.get("name")), str(getattr(run, "sweep", None))} - {"None"}
+        run = read_run(folder)
+        names = {str(config.get("name")), str(run.sweep)} - {"None"}
         known |= names
         if name not in names and folder.name not in listed:
             continue
-        same = getattr(run, "cell", None) or repr(identity(config))
+        same = run.cell or repr(identity(config))
         rank = (is_finished(folder), run.run_id)
         if same not in newest or rank > newest[same][0]:
             newest[same] = rank, folder
-    if not newest:
-        raise unknown("sweep", name, known)
-    return [folder for _, folder in newest.values()]
+    return [folder for _, folder in newest.values()], known
+
+
+def overrides_of_cells(results_dir: str | Path) -> dict[str, str]:
+    """By id of the run that a cell of some sweep has come to, what of its overrides not all cells of that have."""
+    found: dict[str, str] = {}
+    for path in sorted((Path(results_dir) / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}")):
+        every = sweeps.read_sweep(path.parent).overrides
+        cells = sweeps.read_cells(path.parent)
+        found |= {cell.run_id: sweeps.told_apart(cell.overrides, every) for cell in cells if cell.run_id}
+    return found
 
 
 def runs_of_sweeps(results_dir: str | Path, name: str) -> tuple[set[str], set[str]]:
@@ -104,17 +124,6 @@ def runs_of_sweeps(results_dir: str | Path, name: str) -> tuple[set[str], set[st
             cells = sweeps.read_cells(path.parent)
             found |= {cell.run_id for cell in cells if cell.run_id and cell.state in ("finished", "skipped")}
     return found, known
-
-
-def load(folder: Path) -> RunReport | None:
-    """The numbers of a cell; None where no prompt was decoded by all its arms."""
-    data = read(folder)
-    done = data.run.status == "finished"
-    samples = data.samples if done else complete_prompts(data.run, data.samples)
-    if not samples:
-        return None
-    note = "" if done else "did not finish"
-    return build(data.run, samples, read_config(folder), note, data.divergences, data.fidelity)
 
 
 def order(value: Any) -> tuple[int, float, str]:
