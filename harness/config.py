@@ -72,7 +72,7 @@ class Settings(RunSettings):
 
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
-    other: str | None = setting(None, "job=compare: what to compare run with")
+    other: str | None = setting(None, "job=compare: run or sweep to compare run=A with; A may be a sweep too")
     sweep: str | None = setting(None, "job=report: name of a sweep, for one table and one figure over its cells")
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     rerun: bool = setting(False, "bench: measure again what is finished already")

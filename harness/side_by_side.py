@@ -1,14 +1,14 @@
 """Two runs, or two sweeps, on the same prompts: what differs in quality, in speed, and in how they were made.
 
-Runs of two sweeps belong together when they agree in every setting that varies within either sweep. Samples are joined
-by task, example and arm where both runs have the same prompt. Differences are B's minus A's, ratios B's over A's;
-intervals are 95 % bootstraps over prompts, drawn jointly for both runs. Times taken on different machines or days, or
-against a shared baseline, are drawn for each run by itself and called unpaired. Imports no torch.
+Runs of two sweeps belong together when they agree in every setting that varies within either sweep, or else were
+started with the same overrides. Samples are joined by task, example and arm where both runs have the same prompt.
+Differences are B's minus A's, ratios B's over A's; intervals are 95 % bootstraps over prompts, drawn jointly for both
+runs. Times taken on different machines or days, or against a shared baseline, are drawn for each run by itself and
+called unpaired. Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from harness.metrics import cells_of, complete_prompts
 from harness.pairing import baseline_of
 from harness.quality import Estimate, difference, quality
 from harness.records import RunRecord, SampleRecord
+from harness.report.swept import flat, identity, is_copy, swept_keys
 from harness.scoring import METRICS
 
 UNTOLD = frozenset(key for key in EXCLUDED if key != "name")
@@ -43,16 +44,18 @@ PAIRED, UNPAIRED = "paired", "unpaired across runs"
 
 @dataclass(frozen=True)
 class Side:
-    """One run: its record, its samples and its config."""
+    """One run: its record, its samples, its config, and of a cell what of its overrides not all cells have."""
 
     run: RunRecord
     samples: Sequence[SampleRecord]
     config: Mapping[str, Any]
+    overrides: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
         """Dotted keys of the config with their values as text."""
-        return flattened({key: value for key, value in self.config.items() if key not in UNTOLD})
+        told = {key: value for key, value in self.config.items() if key not in UNTOLD}
+        return {key: as_text(value) for key, value in flat(told).items()}
 
 
 @dataclass(frozen=True)
@@ -72,51 +75,59 @@ class Compared:
     pairing: str
 
 
-def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """
-    >>> flattened({"gate": {"alpha1": 0.5}, "limit": 2})
-    {'gate.alpha1': '0.5', 'limit': '2'}
-    """
-    found: dict[str, str] = {}
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        found |= flattened(item, f"{name}.") if isinstance(item, Mapping) and item else {name: str(item)}
-    return found
+def as_text(value: Any) -> str:
+    """A setting as a config has it.
 
-
-def varying(sides: Sequence[Side]) -> set[str]:
-    """Settings in which the runs of a sweep differ."""
-    every = [side.settings for side in sides]
-    return {key for key in set(chain(*every)) if len({one.get(key) for one in every}) > 1}
+    >>> as_text(("a.json", "b.json"))
+    '[a.json, b.json]'
+    """
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
 def matched(a: Sequence[Side], b: Sequence[Side]) -> tuple[list[tuple[str, Side, Side]], list[tuple[str, str]]]:
     """The runs that belong together, each with the settings that tell it from the others, and those left alone.
 
-    Of several runs of a sweep with the same settings the last one counts. Those left alone: ``A`` or ``B`` and the
-    settings.
+    First those that agree in every setting that varies within either side, then of the others those with the same
+    overrides: what these mean may differ, as the masks of two models do. Of several runs of a side with the same
+    settings the last one counts. Those left alone: ``A`` or ``B`` and the settings.
     """
     if len(a) == len(b) == 1:
         return [("", a[0], b[0])], []
-    keys = sorted(varying(a) | varying(b))
-    mine, theirs = (
-        {", ".join(f"{key}={side.settings.get(key, 'absent')}" for key in keys): side for side in sides}
-        for sides in (a, b)
+    keys = sorted({key for sides in (a, b) for key in swept_keys([side.config for side in sides])})
+    mine, theirs = ({label(side, keys): side for side in sides} for sides in (a, b))
+    pairs = [(place, side, theirs[place]) for place, side in mine.items() if place in theirs]
+    left, right = (
+        {place: side for place, side in ours.items() if place not in others}
+        for ours, others in ((mine, theirs), (theirs, mine))
     )
-    alone = [("A", label) for label in mine if label not in theirs] + [
-        ("B", label) for label in theirs if label not in mine
-    ]
-    return [(label, side, theirs[label]) for label, side in mine.items() if label in theirs], alone
+    by_overrides = {side.overrides: place for place, side in right.items() if side.overrides}
+    for place, side in list(left.items()):
+        if (same := by_overrides.pop(side.overrides, None)) is not None:
+            pairs.append((side.overrides, left.pop(place), right.pop(same)))
+    return pairs, [("A", place) for place in left] + [("B", place) for place in right]
+
+
+def label(side: Side, keys: Sequence[str]) -> str:
+    """What a run has at these settings."""
+    found = identity(side.config)
+    values = {key: as_text(found[key]) if key in found else "absent" for key in keys}
+    return ", ".join(f"{key.removesuffix('._target_')}={value}" for key, value in values.items())
 
 
 def differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
     """Settings and facts that differ, with A's value and B's; a dash stands for one that is absent."""
     found: dict[str, tuple[str, str]] = {}
     for mine, theirs in ((a.settings, b.settings), (facts(a.run), facts(b.run))):
-        for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
-                found[key] = (mine.get(key, "-"), theirs.get(key, "-"))
+        for key in sorted(mine.keys() | theirs.keys(), key=lambda key: (is_copy(key), key)):
+            values = (mine.get(key, "-"), theirs.get(key, "-"))
+            if values[0] != values[1] and not (is_copy(key) and values in copied_by(key, found)):
+                found[key] = values
     return found
+
+
+def copied_by(key: str, found: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
+    """Values of the settings that an arm or a task holds at ``key`` as a copy: ``gate.alpha1`` of each arm's gate."""
+    return [values for own, values in found.items() if key.endswith(f".{own}")]
 
 
 def facts(run: RunRecord) -> dict[str, str]:

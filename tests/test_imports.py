@@ -95,7 +95,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "baselines": frozenset(("errors", "records", "store")),
     "occupancy": frozenset(("errors",)),
     "pairing": frozenset(("errors", "records", "compare")),
-    "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality", "cells")),
+    "side_by_side": frozenset(("records", "scoring", "compare", "metrics", "pairing", "quality", "cells", "report")),
     "memory": frozenset(),
     "speed": frozenset(
         ("errors", "records", "sampling", "model", "decode", "timing", "memory", "compare", "store", "report")

@@ -1,6 +1,7 @@
 """Two runs side by side: what is joined, what differs, and when their times may be paired."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import pandas as pd
 import pytest
 
 from harness import compare as statistics
+from harness import sweeps
 from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.jobs.compare import compare
 from harness.records import RunRecord, SampleRecord
-from harness.side_by_side import Side, compared, differing, flattened, matched, pairing_of
+from harness.side_by_side import Side, compared, differing, matched, pairing_of
 from harness.store import RunFolder
 from tests.rows import run_record, sample
 
@@ -109,11 +111,22 @@ def test_contended_timings_are_not_compared() -> None:
 
 
 def test_what_differs_is_said_and_nothing_else() -> None:
-    assert flattened({"a": {"b": [1], "c": {}}}) == {"a.b": "[1]", "a.c": "{}"}
+    assert side("a", a={"b": [1, 2]}, c=None).settings.items() >= {"a.b": "[1, 2]", "c": "None", "gamma": "5"}.items()
     a, b = side("a"), side("b", gate={"alpha1": 0.7})
     assert differing(a, b) == {"gate.alpha1": ("0.5", "0.7")}, "no name, no folder, no load"
     b = replace(b, run=replace(b.run, git_commit="1" * 40, env={"cpu": "b"}))
     assert differing(a, b).keys() == {"gate.alpha1", "commit", "machine: cpu"}
+
+
+def test_a_setting_that_arms_have_copies_of_is_said_once() -> None:
+    def arms(alpha1: float, bonus: str) -> dict[str, Any]:
+        return {"gate": {"alpha1": alpha1}, "methods": {"via_sd": {"gate": {"alpha1": alpha1}, "bonus": bonus}}}
+
+    a, b = side("a", **arms(0.5, "slim")), side("b", **arms(0.7, "full"))
+    assert differing(a, b) == {"gate.alpha1": ("0.5", "0.7"), "methods.via_sd.bonus": ("slim", "full")}
+    own = side("c", **{**arms(0.5, "slim"), "gate": {"alpha1": 0.7}})
+    assert differing(a, own) == {"gate.alpha1": ("0.5", "0.7")}, "no arm has another"
+    assert differing(own, b).keys() == {"methods.via_sd.gate.alpha1", "methods.via_sd.bonus"}, "the arm alone has"
 
 
 def test_runs_of_two_sweeps_are_joined_by_what_varies_in_them() -> None:
@@ -122,6 +135,39 @@ def test_runs_of_two_sweeps_are_joined_by_what_varies_in_them() -> None:
     pairs, alone = matched(a, b)
     assert [(label, mine.run.run_id, theirs.run.run_id) for label, mine, theirs in pairs] == [("gamma=5", "a2", "b2")]
     assert alone == [("A", "gamma=3"), ("B", "gamma=7")]
+
+
+def test_what_one_side_has_fixed_in_an_arm_keeps_no_run_from_its_like() -> None:
+    def swept(name: str, gamma: int, of_arm: int) -> Side:
+        return side(name, gamma=gamma, methods={"via_sd": {"gamma": of_arm}})
+
+    a, b = [swept("a1", 3, 3), swept("a2", 5, 5)], [swept("b1", 3, 4), swept("b2", 5, 4)]
+    pairs, alone = matched(a, b)
+    assert [(label, mine.run.run_id, theirs.run.run_id) for label, mine, theirs in pairs] == [
+        ("gamma=3", "a1", "b1"),
+        ("gamma=5", "a2", "b2"),
+    ]
+    assert alone == [] and differing(*pairs[0][1:]) == {"methods.via_sd.gamma": ("3", "4")}
+
+
+def test_a_run_is_joined_with_the_cell_of_a_sweep_that_is_like_it() -> None:
+    (pair,), alone = matched([side("a", gamma=5)], [side("b1", gamma=3), side("b2", gamma=5)])
+    assert (pair[0], pair[2].run.run_id) == ("gamma=5", "b2") and alone == [("B", "gamma=3")]
+
+
+def test_cells_that_agree_in_no_setting_are_joined_by_their_overrides() -> None:
+    def cell(name: str, mask: str, overrides: str = "") -> Side:
+        return replace(side(name, slim={"mask": mask}), overrides=overrides)
+
+    a = [cell("a1", "a20.json", "slim.skip_ratio=0.2"), cell("a2", "a45.json", "slim.skip_ratio=0.45")]
+    b = [cell("b1", "b45.json", "slim.skip_ratio=0.45"), cell("b2", "b30.json", "slim.skip_ratio=0.3")]
+    pairs, alone = matched(a, b)
+    assert [(label, mine.run.run_id, theirs.run.run_id) for label, mine, theirs in pairs] == [
+        ("slim.skip_ratio=0.45", "a2", "b1")
+    ]
+    assert alone == [("A", "slim.mask=a20.json"), ("B", "slim.mask=b30.json")]
+    pairs, alone = matched(*([replace(one, overrides="") for one in sides] for sides in (a, b)))
+    assert pairs == [] and len(alone) == 4
 
 
 def test_the_job_writes_a_page_and_a_tidy_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,9 +195,48 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
     name = written(tmp_path, "a")
     with pytest.raises(UserError, match="wants both run=A and other=B"):
         compare(str(tmp_path), run=name)
-    with pytest.raises(UserError, match="'b'"):
+    with pytest.raises(UserError, match="unknown run or sweep 'b': .*Available: a, x"):
         compare(str(tmp_path), run=name, other="b")
+    with pytest.raises(UserError, match="no run and no sweep in"):
+        compare(str(tmp_path / "none"), run="a", other="b")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no finished run"):
         compare(str(tmp_path), run=name, other=str(tmp_path / "empty"))
     assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["pairing"] == "once"
+
+
+def swept(folder: Path, name: str, seconds: float, gammas: Sequence[int], unfinished: int | None = None) -> str:
+    """A sweep over gammas with its record and its cells; its id."""
+    configs = [{"name": name, "results_dir": str(folder), "gamma": gamma} for gamma in gammas]
+    given = [["task=qa", f"gamma={gamma}"] for gamma in gammas]
+    place = sweeps.begun(configs, given, folder / sweeps.FOLDER)
+    for index, gamma in enumerate(gammas):
+        run = written(folder, f"20260101T00000{index}Z-{name}", seconds, name=name, gamma=gamma)
+        with sweeps.cell_at(place, "launch", index, " ".join(given[index])) as cell:
+            cell.note("finished", run_id=run)
+        if gamma == unfinished:
+            (folder / "runs" / run / "summary.json").unlink()
+    return place.name
+
+
+def test_sweeps_are_named_by_their_experiment_or_their_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept(tmp_path, "before", 1.0, (2, 3, 5))
+    own = swept(tmp_path, "after", 0.5, (3, 5, 7, 9), unfinished=5)
+    page, table = compare(str(tmp_path), "before", own)
+    assert page.name == f"compare_before_{own}.md"
+    found = {
+        (one["cell"], one["arm"], one["name"]): one["apart_value"] for one in pd.read_csv(table).to_dict("records")
+    }
+    assert {cell for cell, *_ in found} == {"gamma=3"}
+    assert found["gamma=3", "via_sd", "speedup_decode"] == pytest.approx(2.0)
+    said = capsys.readouterr().out.splitlines()
+    assert {"B: 1 of 4 cells did not finish and are left out", *(f"only in A: gamma={one}" for one in (2, 5))} <= {*said}
+    assert {"only in B: gamma=7", "only in B: gamma=9"} <= {*said}
+    single = next(path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("20260101T000002Z-before"))
+    with pytest.raises(UserError, match=r"no run of .* goes with one of .* \(only in A: gamma=5; only in B: gamma=3"):
+        compare(str(tmp_path), single, "after")
+    swept(tmp_path / "elsewhere", "none", 1.0, (2,), unfinished=2)
+    with pytest.raises(UserError, match="'none' has no finished run: name a run, a sweep, or a folder that has one"):
+        compare(str(tmp_path / "elsewhere"), "none", "none")

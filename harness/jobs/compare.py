@@ -1,6 +1,6 @@
-"""Two runs or two sweeps side by side, without measuring anything: ``python -m harness job=compare run=A other=B``."""
+"""Runs or sweeps side by side, without measuring anything: ``python -m harness job=compare run=A other=B``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,12 +8,13 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
-from harness.errors import UserError
+from harness.errors import UserError, unknown
 from harness.jobs.report import WIDTH
 from harness.quality import Estimate
+from harness.report.sweep import named_cells, overrides_of_cells
 from harness.report.tables import DASH, console_table, markdown_table
 from harness.side_by_side import PAIRED, Compared, Side, compared, differing, matched, pairing_of
-from harness.store import RUN, check_writable, find_runs, is_finished, read, read_config, write_atomic
+from harness.store import RUN, check_writable, is_finished, read, read_config, write_atomic
 
 READING = (
     "B to A: a difference on the same prompts, or with an x a ratio. [95 % bootstrap interval over prompts]; one "
@@ -24,19 +25,20 @@ READING = (
 def compare(results_dir: str, run: str | None = None, other: str | None = None) -> list[Path]:
     """Print what differs, write ``results/tables/compare_A_B.md`` and ``.csv``, return their paths.
 
-    ``run`` is A and ``other`` B: ids of runs, run folders, or folders with the runs of a sweep. By default B is the
-    newest finished run, and A the newest finished one besides.
+    ``run`` is A and ``other`` B: an id of a run, a name or id of a sweep, a run folder, or a folder with runs. By default
+    B is the newest finished run, and A the newest finished one besides.
 
     Raises:
-        UserError: no such run, nothing that both have, or files that cannot be read or written.
+        UserError: no such run or sweep, nothing that both have, or files that cannot be read or written.
     """
-    names, folders = chosen(Path(results_dir), run, other)
-    a, b = ([Side(*read(folder)[:2], read_config(folder)) for folder in side] for side in folders)
+    names, folders, notes = chosen(Path(results_dir), run, other)
+    a, b = sides(folders)
     pairs, alone = matched(a, b)
     if not pairs:
-        raise UserError(f"no run of {names[0]!r} has the settings of one of {names[1]!r}: name two runs of them.")
+        told = "; ".join(f"only in {side}: {label}" for side, label in alone)
+        raise UserError(f"no run of {names[0]!r} goes with one of {names[1]!r} ({told}): name two runs of them.")
     numbers: list[Compared] = []
-    notes = [f"only in {side}: {label}" for side, label in alone]
+    notes += [f"only in {side}: {label}" for side, label in alone]
     unequal: dict[tuple[str, str, str], list[str]] = {}
     for label, mine, theirs in pairs:
         found, said = compared(label, mine, theirs)
@@ -66,8 +68,12 @@ def compare(results_dir: str, run: str | None = None, other: str | None = None) 
     return [path, path.with_suffix(".csv")]
 
 
-def chosen(results: Path, run: str | None, other: str | None) -> tuple[tuple[str, str], tuple[list[Path], list[Path]]]:
-    """Names and run folders of A and B."""
+Folders = tuple[list[Path], list[Path]]
+"""Run folders of A and of B."""
+
+
+def chosen(results: Path, run: str | None, other: str | None) -> tuple[tuple[str, str], Folders, list[str]]:
+    """Names and run folders of A and B, and what has to be said of them."""
     if (run is None) != (other is None):
         raise UserError("job=compare wants both run=A and other=B, or none of them for the two newest finished runs.")
     if run is None or other is None:
@@ -77,22 +83,50 @@ def chosen(results: Path, run: str | None, other: str | None) -> tuple[tuple[str
                 f"{str(results)!r} has {len(finished)} finished runs, two are wanted: run=A other=B names them."
             )
         first, second = finished[-2:]
-        return (first.name, second.name), ([first], [second])
-    return (run, other), (folders_of(results, run), folders_of(results, other))
+        return (first.name, second.name), ([first], [second]), []
+    (a, said), (b, also) = folders_of(results, run), folders_of(results, other)
+    return (run, other), (a, b), [f"{side}: {note}" for side, notes in (("A", said), ("B", also)) for note in notes]
 
 
-def folders_of(results: Path, name: str) -> list[Path]:
-    """The folder of a run, or of all finished runs of a sweep, in order of time."""
+def folders_of(results: Path, name: str) -> tuple[list[Path], list[str]]:
+    """The folder of a run, or of all finished cells of a sweep in order of time, and a note on those that did not finish.
+
+    Raises:
+        UserError: there is nothing of that name, or nothing finished in it.
+    """
     path = Path(name)
+    if (results / "runs" / name / RUN).is_file():
+        return [results / "runs" / name], []
     if (path / RUN).is_file():
-        return [path]
-    if path.is_dir():
-        runs = sorted(found.parent for pattern in (f"*/{RUN}", f"runs/*/{RUN}") for found in path.glob(pattern))
-        finished = [found for found in runs if is_finished(found)]
-        if not finished:
-            raise UserError(f"{name!r} has no finished run: name a run folder, or a folder with runs.")
-        return finished
-    return find_runs(results, [name])
+        return [path], []
+    cells, known = named_cells(results, name)
+    if not cells and path.is_dir():
+        cells = [found.parent for pattern in (f"*/{RUN}", f"runs/*/{RUN}") for found in path.glob(pattern)]
+    elif not cells:
+        known |= {found.parent.name for found in (results / "runs").glob(f"*/{RUN}")}
+        raise unknown("run or sweep", name, known) if known else UserError(
+            f"{name!r}: no run and no sweep in {str(results)!r}: start one, or set results_dir=PATH."
+        )
+    finished = sorted(filter(is_finished, cells))
+    if not finished:
+        raise UserError(f"{name!r} has no finished run: name a run, a sweep, or a folder that has one.")
+    left = len(cells) - len(finished)
+    return finished, [f"{left} of {len(cells)} cells did not finish and are left out"] if left else []
+
+
+def sides(folders: Folders) -> Iterator[list[Side]]:
+    """A's runs, then B's, as they are on disk."""
+    given = {root: overrides_of_cells(root) for root in {results_of(folder) for side in folders for folder in side}}
+    for side in folders:
+        yield [
+            Side(*read(folder)[:2], read_config(folder), given[results_of(folder)].get(folder.name, ""))
+            for folder in side
+        ]
+
+
+def results_of(folder: Path) -> Path:
+    """The results folder that a run folder is in."""
+    return folder.resolve().parents[1]
 
 
 def span(one: Estimate, digits: int, sign: str = "") -> str:

@@ -41,25 +41,28 @@ def is_copy(key: str) -> bool:
     return key.split(".")[0] in COPIES
 
 
-def swept_values(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each config the settings in which they differ, by name; a choice of a group has the name of the group.
+def swept_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of the settings in which configs differ, each setting once.
 
-    Left out: what only comes with such a choice (``slim.seed`` where some slim verifiers have none), and the copies
-    that arms and tasks hold of a setting that is named already.
+    Left out: what only comes with the choice of a group (``slim.seed`` where some slim verifiers have none), and the
+    copies that arms and tasks hold of a setting that is named already.
     """
     own: dict[str, list[Any]] = {}
     for key, found in sorted(differing(configs).items(), key=lambda item: is_copy(item[0])):
         if not is_copy(key) or repr(found) not in map(repr, own.values()):
             own[key] = found
     chosen = [key.removesuffix("_target_") for key in own if key.endswith("._target_")]
-    kept = {
-        key: found
-        for key, found in own.items()
-        if not (MISSING in found and any(key.startswith(group) for group in chosen))
-    }
     return [
-        {key.removesuffix("._target_"): readable(key, found[place]) for key, found in kept.items()}
-        for place in range(len(configs))
+        key for key, found in own.items() if not (MISSING in found and any(key.startswith(group) for group in chosen))
+    ]
+
+
+def swept_values(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each config the settings in which they differ, by name; a choice of a group has the name of the group."""
+    keys = swept_keys(configs)
+    return [
+        {key.removesuffix("._target_"): readable(key, cell.get(key, MISSING)) for key in keys}
+        for cell in map(identity, configs)
     ]
 
 
