@@ -4,9 +4,12 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
 
+import pytest
 import torch
 from jaxtyping import install_import_hook
 
@@ -27,3 +30,21 @@ install_import_hook(
 )
 
 torch.set_num_threads(1)
+
+from harness import hub  # noqa: E402  after the hook
+from tests.configs import composing  # noqa: E402
+
+
+@pytest.fixture
+def conf() -> Iterator[None]:
+    """``hydra.compose`` reads ``conf/``."""
+    with composing():
+        yield
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing may reach for the network, nor find this machine's caches of the hub."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(hub, "probe", lambda url: pytest.fail(f"probed {url}"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))

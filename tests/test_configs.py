@@ -1,7 +1,6 @@
 """Every file of conf/ composes, says what it is, and fits the code it names; what was asked for last wins."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import GROUPS, RunSettings, Settings, check, check_call, check_values, plain, register
+from harness.config import GROUPS, RunSettings, Settings, check, check_call, check_values, plain
 from harness.errors import UserError
 from harness.help import CONF, comment, options
 
@@ -23,11 +22,7 @@ EXPERIMENTS = options(CONF, "experiment")
 DEFAULTS = {item.name: item.default for item in fields(Settings) if "help" in item.metadata}
 
 
-@pytest.fixture(autouse=True)
-def conf() -> Iterator[None]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("conf")
 
 
 def composed(*overrides: str) -> DictConfig:

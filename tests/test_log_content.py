@@ -1,16 +1,14 @@
 """What dashboards are told of a run: typed, by names that runs share."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from harness.compare import BASELINE
-from harness.config import plain, register
-from harness.help import CONF
+from harness.config import plain
 from harness.log.content import (
     HEADLINE,
     OVERALL,
@@ -32,10 +30,8 @@ from tests.rows import run_record, sample, two_arms
 
 
 @pytest.fixture
-def quickstart() -> Iterator[dict[str, Any]]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield plain(compose("config", ["+experiment=quickstart", "log=wandb", "gate.alpha1=0.6"]), resolve=True)
+def quickstart(conf: None) -> dict[str, Any]:
+    return plain(compose("config", ["+experiment=quickstart", "log=wandb", "gate.alpha1=0.6"]), resolve=True)
 
 
 def known(run: RunRecord, **env: str) -> RunRecord:
@@ -141,14 +137,12 @@ def test_running_rates_are_of_all_samples_so_far() -> None:
     assert live.values() == {"live/samples": 2, "live/translation/via_sd/decode_tokens_per_s": 6.0}
 
 
-def test_runs_are_grouped_by_their_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        monkeypatch.delenv("HARNESS_SWEEP", raising=False)
-        alone = compose("config", ["log=wandb", "+experiment=quickstart"]).log.sweep
-        assert alone.startswith("quickstart-20")
-        groups = set()
-        for launch in ("first", "again"):
-            monkeypatch.setenv("HARNESS_SWEEP", f"/somewhere/sweeps/gamma-0123|{launch}")
-            groups |= {compose("config", ["log=wandb", f"gamma={gamma}"]).log.sweep for gamma in (3, 4)}
-        assert groups == {"gamma-0123"}
+def test_runs_are_grouped_by_their_sweep(conf: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARNESS_SWEEP", raising=False)
+    alone = compose("config", ["log=wandb", "+experiment=quickstart"]).log.sweep
+    assert alone.startswith("quickstart-20")
+    groups = set()
+    for launch in ("first", "again"):
+        monkeypatch.setenv("HARNESS_SWEEP", f"/somewhere/sweeps/gamma-0123|{launch}")
+        groups |= {compose("config", ["log=wandb", f"gamma={gamma}"]).log.sweep for gamma in (3, 4)}
+    assert groups == {"gamma-0123"}

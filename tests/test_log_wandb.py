@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
-from harness.config import plain, register
+from harness.config import plain
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.speculative import Speculative
-from harness.help import CONF
 from harness.jobs.relog import relog
 from harness.log.content import summary
 from harness.log.wandb import WandbLogger, has_key
 from harness.metrics import rows
 from harness.records import RunRecord
 from harness.store import read
+from tests.configs import composing
 from tests.offline import Sent, offline_runs
 from tests.rows import run_record, two_arms
 from tests.runs import ORACLE, run_bench
@@ -31,8 +31,7 @@ ENV = {"slim_layers": "0 1 2", "layers": "4", "threads": "2"}
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cell that is killed after one sample and measured on, then a run of the bench, which is sent again twice."""
     folder = tmp_path_factory.mktemp("results")
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         config = plain(compose("config", ["+experiment=quickstart"]), resolve=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")

@@ -2,15 +2,14 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
-from harness.config import called, check_calls, checked_plain, register
+from harness.config import called, check_calls, checked_plain
 from harness.errors import UserError
 from harness.help import CONF
 from harness.launch import runs_of, swept
@@ -28,18 +27,7 @@ RUNS = {
 }
 BENCHES = sorted(set(RUNS) - {"table4"})
 
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def conf() -> Iterator[None]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 def resolved(name: str, *overrides: str) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
-from harness.config import RunSettings, config_text, register
+from harness.config import RunSettings, config_text
 from harness.errors import UserError
-from harness.help import CONF
 from harness.jobs import pareto as job
 from harness.jobs.pareto import pareto
 from harness.model.toy import toy_model
@@ -22,6 +21,7 @@ from harness.pareto.space import Point, Space, arms_at, front_arms
 from harness.pareto.tables import Found
 from harness.records import MetricRow
 from harness.store import find_runs, read, read_config
+from tests.configs import composing
 from tests.rows import run_record
 from tests.runs import main, qa, refused, unreported
 
@@ -31,8 +31,7 @@ FAST: dict[str, Any] = {"max_new_tokens": 4, "limit": 2}
 @pytest.fixture(scope="module")
 def config() -> str:
     """The composed config of the job for the toy model."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return config_text(_root_=compose("config", ["job=pareto", "model=toy", "slim=even", "source=builtin"]))
 
 

@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,14 +11,13 @@ from typing import Any
 
 import pytest
 from huggingface_hub import hf_hub_download
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from safetensors.torch import load_file
 
 from harness import hub, preflight
-from harness.config import plain, register
+from harness.config import plain
 from harness.drafters.small_lm import load_small
 from harness.errors import UserError
-from harness.help import CONF
 from harness.jobs import bench as bench_module
 from harness.launch import runs_of
 from harness.memory import held_bytes
@@ -32,20 +30,7 @@ from tests.heads import write_shipped_for
 from tests.runs import main, refused
 from tests.toys import write_checkpoint
 
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test may reach for the network, nor find this machine's caches."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(hub, "probe", lambda url: pytest.fail(f"probed {url}"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def conf() -> Iterator[None]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 def resolved(*overrides: str) -> dict[str, Any]:

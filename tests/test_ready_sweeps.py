@@ -1,26 +1,21 @@
 """The sweeps that are shipped: as many cells as their headers say, each whole, on the paper's sets."""
 
 import re
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from harness.config import called, checked_plain, register
+from harness.config import called, checked_plain
 from harness.help import CONF
 
 SWEEPS = ("thresholds", "depth", "gamma", "tiers")
 
 
-@pytest.fixture(autouse=True)
-def conf() -> Iterator[None]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("conf")
 
 
 def text_of(name: str) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from harness import compare
 from harness.compare import BASELINE
-from harness.config import check, register
+from harness.config import check
 from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Block
-from harness.help import CONF, help_text
+from harness.help import help_text
 from harness.jobs.speed import LOOKUP, SMALL
 from harness.model.load import Model
 from harness.model.tiers import Tiers
@@ -287,13 +287,6 @@ def test_a_run_that_fails_keeps_what_it_measured(tmp_path: Path, monkeypatch: py
     assert record.run.status == "failed" and numbers == []
     assert len(record.products) == 2 and len(record.forwards) == 16
     assert {one.task for one in record.decodes} == {"wmt14_de_en"}, "the first prompt, with all its arms"
-
-
-@pytest.fixture
-def conf() -> Iterator[None]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
 
 
 def test_its_defaults_are_its_own_and_the_command_line_beats_them(conf: None) -> None:
