@@ -25,8 +25,8 @@ READING = (
 def compare(results_dir: str, run: str | None = None, other: str | None = None) -> list[Path]:
     """Print what differs, write ``results/tables/compare_A_B.md`` and ``.csv``, return their paths.
 
-    ``run`` is A and ``other`` B: an id of a run, a name or id of a sweep, a run folder, or a folder with runs. By default
-    B is the newest finished run, and A the newest finished one besides.
+    ``run`` is A and ``other`` B: an id of a run, a name or id of a sweep, a run folder, or a folder with runs. By
+    default B is the newest finished run, and A the newest finished one besides.
 
     Raises:
         UserError: no such run or sweep, nothing that both have, or files that cannot be read or written.
@@ -89,7 +89,7 @@ def chosen(results: Path, run: str | None, other: str | None) -> tuple[tuple[str
 
 
 def folders_of(results: Path, name: str) -> tuple[list[Path], list[str]]:
-    """The folder of a run, or of all finished cells of a sweep in order of time, and a note on those that did not finish.
+    """The folder of a run, or of all finished cells of a sweep in order of time; and a note on those not finished.
 
     Raises:
         UserError: there is nothing of that name, or nothing finished in it.
@@ -104,8 +104,10 @@ def folders_of(results: Path, name: str) -> tuple[list[Path], list[str]]:
         cells = [found.parent for pattern in (f"*/{RUN}", f"runs/*/{RUN}") for found in path.glob(pattern)]
     elif not cells:
         known |= {found.parent.name for found in (results / "runs").glob(f"*/{RUN}")}
-        raise unknown("run or sweep", name, known) if known else UserError(
-            f"{name!r}: no run and no sweep in {str(results)!r}: start one, or set results_dir=PATH."
+        raise (
+            unknown("run or sweep", name, known)
+            if known
+            else UserError(f"{name!r}: no run and no sweep in {str(results)!r}: start one, or set results_dir=PATH.")
         )
     finished = sorted(filter(is_finished, cells))
     if not finished:

@@ -43,8 +43,8 @@ class Cell:
 def write_sweep(results_dir: str | Path, reports: Sequence[RunReport | None], name: str) -> list[Path]:
     """Write ``tables/<name>_sweep.md`` and ``.csv`` and ``figures/<name>_sweep.*``; return their paths.
 
-    ``reports``: the cells, finished or not; None for one without a prompt that all its arms decoded: it is left out, and
-    the table says how many are.
+    ``reports``: the cells, finished or not; None for one without a prompt that all its arms decoded: it is left out,
+    and the table says how many are.
 
     Raises:
         UserError: no cell has a prompt, or a folder cannot be written.
