@@ -13,6 +13,8 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from tests import shapes
+
 # What else is measured on this machine is no test's business.
 os.environ["HARNESS_OCCUPANCY"] = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, os.environ["HARNESS_OCCUPANCY"], ignore_errors=True)
@@ -21,6 +23,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which nothing above does
 
 # The hook stays installed: it checks every module of these packages imported from here on.
+shapes.install()
 install_import_hook(
     [
         *("harness.model", "harness.decode", "harness.drafters", "harness.kernels", "harness.sampling"),
@@ -33,6 +36,10 @@ torch.set_num_threads(1)
 
 from harness import hub  # noqa: E402  after the hook
 from tests.configs import composing  # noqa: E402
+
+
+def pytest_runtest_setup() -> None:
+    shapes.begin()
 
 
 @pytest.fixture
