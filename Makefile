@@ -8,6 +8,7 @@ RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
 REFERENCE := results/reference
 PAPER := model=embedded task=quick_four limit=16 max_new_tokens=32
+CHOSEN := -m "not slow"
 MASKS := results/masks/embedded_skip
 FIDELITY := job=fidelity limit=4 drafter=small_lm job.speed=masks \
 	'job.masks=[$(MASKS)20.json,$(MASKS)30.json,$(MASKS)45.json,$(MASKS)20_own.json,$(MASKS)30_own.json,$(MASKS)45_own.json]'
@@ -25,18 +26,23 @@ measure = rm -rf $(REFERENCE)/$(1).new && $(PY) -m harness $(2) source=builtin r
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: quickstart
 quickstart: $(VENV)/.run ## Install into .venv, then measure two and three tiers on four tasks with the embedded model
 	@$(PY) -m harness +experiment=quickstart
 
+# The tests of a file stay in one process, which makes once what they share.
 .PHONY: test
-test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types and all tests
+test: $(VENV)/.dev ## Install into .venv with the test extras, then lint, types and all tests but the slow ones
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile $(CHOSEN)
+
+.PHONY: test-all
+test-all: CHOSEN :=
+test-all: test ## The same with the slow tests, each of more than 15 seconds
 
 .PHONY: reference
 reference: $(VENV)/.run ## Rebuild results/reference/quickstart, drafters, paper_* and fidelity on this machine, with nothing else running

@@ -91,16 +91,16 @@ def test_command_line_beats_experiment_beats_default(name: str) -> None:
     cfg = composed(f"+experiment={name}")
     for key, default in DEFAULTS.items():
         assert cfg[key] == settings.get(key, default)
-    for key, value in settings.items():
-        other = f"{value}x" if isinstance(value, str) else value + 1
-        given = f"{key}='{other}'" if isinstance(value, str) else f"{key}={other}"
-        for arguments in ((given, f"+experiment={name}"), (f"+experiment={name}", given)):
-            assert composed(*arguments)[key] == other
+    others = {key: f"{value}x" if isinstance(value, str) else value + 1 for key, value in settings.items()}
+    given = [f"{key}='{other}'" if isinstance(other, str) else f"{key}={other}" for key, other in others.items()]
     groups = {"gate": "literal", "drafter": "self_skip", "model": "toy", "log": "none"}
-    for group, choice in groups.items():
-        text = (CONF / group / f"{choice}.yaml").read_text()
-        assert composed(f"+experiment={name}", f"{group}={choice}")[group] == OmegaConf.create(text)
-    assert list(composed(f"+experiment={name}", "task=web_questions").tasks) == ["web_questions"]
+    given += ["task=web_questions", *(f"{group}={choice}" for group, choice in groups.items())]
+    for arguments in ((*given, f"+experiment={name}"), (f"+experiment={name}", *given)):
+        cfg = composed(*arguments)
+        assert {key: cfg[key] for key in others} == others
+        for group, choice in groups.items():
+            assert cfg[group] == OmegaConf.create((CONF / group / f"{choice}.yaml").read_text())
+        assert list(cfg.tasks) == ["web_questions"]
 
 
 def test_the_quickstart_is_what_its_header_promises() -> None:
