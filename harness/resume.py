@@ -14,7 +14,7 @@ from harness import pairing
 from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.records import Divergence, FidelityRecord, RunRecord, SampleRecord
-from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read, writing
+from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read, remove_temporaries, writing
 
 Key = tuple[str, str, str]
 """Task, example and arm."""
@@ -49,6 +49,7 @@ def gone_on_with(path: Path, now: RunRecord, visits: int) -> tuple[RunFolder, Ru
     if data.run.cell != now.cell:
         raise UserError(f"{path}: cell {data.run.cell}, want {now.cell}: delete the folder, or set rerun=true.")
     with writing(path):
+        remove_temporaries(path)
         dropped = sum(mend(path / name) for name in FILES.values())
     run = replace(
         data.run,

@@ -90,6 +90,12 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_temporaries(folder: Path, name: str = "*") -> None:
+    """Remove what ``write_atomic`` left of ``name`` when its process was killed; nobody else may be writing there."""
+    for path in folder.glob(f".{name}.*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def to_json(value: Any) -> Any:
     """Records, enums, paths, tuples and mappings as plain JSON values.
 

@@ -115,6 +115,8 @@ def test_a_run_killed_at_many_instants_loses_nothing_but_the_sample_in_flight(wh
     for count, how in KILLS:
         killed(tmp_path, count, how)
         (folder,) = (tmp_path / "runs").iterdir()
+        assert not list(folder.glob(".*.tmp")), "what the kill before left of a write"
+        (folder / f".run.json.{count}.tmp").write_text("half")
         data = read(folder)
         assert list(data.samples[: len(kept)]) == kept, "what was there is left as it was"
         expected += count + lines[how]
@@ -122,7 +124,7 @@ def test_a_run_killed_at_many_instants_loses_nothing_but_the_sample_in_flight(wh
         kept = list(data.samples)
     assert len(kept) == SAMPLES, "the last kills are among the second scores"
     done = run(tmp_path)
-    assert done == folder and done.parent.name == "runs"
+    assert done == folder and done.parent.name == "runs" and not list(folder.glob(".*.tmp"))
     data, never_killed = read(done), read(whole)
     assert list(data.samples) == kept
     order = [(one.task, one.example_id, one.arm) for one in never_killed.samples]

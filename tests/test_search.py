@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +28,8 @@ from harness.store import find_runs, read
 from tasks.web_questions import WebQuestions
 from tests.runs import files, main, refused, unreported
 from tests.toys import write_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 DEPTH = 6
 
@@ -164,6 +169,31 @@ def test_a_killed_search_goes_on_to_the_same_masks(
     assert best["bayes_evaluations"] == sum(row["proposal"] == "bayes" for row in rows_of(path))
     assert read_mask(path, DEPTH).text == min(rows_of(path), key=lambda row: float(row["cost"]))["kept"]
     assert (best["units"], best["cache_mode"]) == (units, cache)
+
+
+def test_a_search_that_a_signal_ends_in_the_middle_of_a_write_goes_on(tmp_path: Path) -> None:
+    """SIGKILL, when the third mask's table is on disk under its temporary name."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            count, sync = iter(range(100)), os.fsync
+
+            def dying(file: int) -> None:
+                sync(file)
+                if next(count) == 3:  # one of the identity, then one a mask
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            os.fsync = dying
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            search_toy(tmp_path / "killed")
+        finally:
+            os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    named = "masks/toy_skip30"
+    assert files(tmp_path / "killed") == [f"masks/.toy_skip30.csv.{pid}.tmp", f"{named}.csv", f"{named}.search.json"]
+    assert len(rows_of(tmp_path / "killed" / named)) == 2
+    assert untimed(search_toy(tmp_path / "killed")) == untimed(search_toy(tmp_path / "whole"))
+    assert files(tmp_path / "killed") == [f"{named}.csv", f"{named}.json"], "what the write left is gone"
 
 
 def test_a_killed_search_goes_on_with_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from harness.prompts import Prompt, Task, make_prompt
 from harness.proposals import Evaluation, SearchPlan
 from harness.proposals import search as search_masks
 from harness.records import DataSource
-from harness.store import check_writable, write_atomic
+from harness.store import check_writable, remove_temporaries, write_atomic
 
 HEAD = ("kept", "cost", "agreement", "positions", "seconds", "proposal")
 
@@ -194,6 +194,7 @@ class State:
 
     def begin(self, identity: Mapping[str, Any]) -> None:
         """From here on the search can be resumed. A mask that is to be replaced stays until then."""
+        remove_temporaries(self.folder, f"{self.name}.*")
         if not self.running.exists() or json.loads(self.running.read_text()) != identity:
             self.table.unlink(missing_ok=True)
         write_atomic(self.running, json.dumps(identity, indent=2) + "\n")
