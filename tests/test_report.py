@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UserError
+from harness.jobs import report as report_module
 from harness.jobs.report import report, write_reports
 from harness.records import (
     SCHEMA,
@@ -369,3 +370,20 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
         assert values is None or {round(float(np.asarray(line.get_xdata())[0]), 6) for line in marks} == values
     paths = write_reports([report_of_run], tmp_path / "t", tmp_path / "f", "run")
     assert [path.name for path in paths[-2:]] == ["run.png", "run.pdf"]
+
+
+def test_no_figure_is_drawn_of_more_runs_than_can_be_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "MOST_RUNS", 2)
+    reports = [tables.build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "abc")]
+    tables_dir, figures_dir = tmp_path / "t", tmp_path / "f"
+    assert [path.name for path in write_reports(reports[:2], tables_dir, figures_dir, "run")][3:] == [
+        "run.png",
+        "run.pdf",
+    ]
+    assert "no figure" not in capsys.readouterr().out
+    paths = write_reports(reports, tables_dir, figures_dir, "run")
+    assert [path.name for path in paths] == ["run.md", "run.csv", "run_positions.csv"]
+    assert list(figures_dir.iterdir()) == [], "none of before stands beside other tables"
+    assert "no figure of 3 runs: 2 can be told apart" in capsys.readouterr().out

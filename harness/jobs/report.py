@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from harness.config import FILE_NAME
@@ -17,6 +18,8 @@ from harness.store import check_writable, find_runs, writing
 
 WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
+MOST_RUNS = 12
+"""Runs of which a figure can be read: its legend names the arms of each."""
 
 
 def report(
@@ -101,15 +104,32 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     paths = report_files(reports, tables_dir, figures_dir, name)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    if all(path.parent != figures_dir for path in paths):
+        screen.print(f"no figure of {len(reports)} runs: {MOST_RUNS} can be told apart; a sweep has its own")
     if line := differences(reports):
         screen.print(line, soft_wrap=True)
     return paths
 
 
 def report_files(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
-    """Write tables and figure without a word; their paths."""
-    figure = paper_figure(reports)
-    if figure is None:
-        figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
+    """Write tables and figure without a word; their paths. Where there is no figure, one of before goes."""
+    figure = figure_of(reports)
     with writing(tables_dir):
-        return write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+        paths = write_tables(reports, tables_dir, name)
+        if figure is not None:
+            return paths + save(figure, figures_dir, name)
+        for path in figures_dir.glob(f"{name}.p[dn][fg]"):
+            path.unlink()
+    return paths
+
+
+def figure_of(reports: Sequence[RunReport]) -> Figure | None:
+    """The paper's where these runs are one of its, one by drafter of a run that compares them, else speed and quality.
+
+    None of more runs than a legend can name.
+    """
+    if (figure := paper_figure(reports)) is not None:
+        return figure
+    if compares_drafters(reports):
+        return drafters_figure(reports[0])
+    return speed_quality_figure(reports) if len(reports) <= MOST_RUNS else None
