@@ -1,8 +1,10 @@
 """Sweeps from the command line: skipping, shards, failures, one model for all, and what ``job=status`` says of them."""
 
+import inspect
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import claims, compare, sweeps
+from harness import __main__ as command
+from harness import claims, compare, launch, measuring, rehearsal, sweeps
 from harness.config import RunSettings
+from harness.decode.base import Decoder
 from harness.errors import UserError
 from harness.jobs import bench as bench_module
 from harness.jobs import models
@@ -326,3 +330,51 @@ def test_memory_does_not_grow_over_200_cells(tmp_path: Path, monkeypatch: pytest
     assert len(sizes) == 200
     early, late = min(sizes[40:60]), min(sizes[180:])
     assert late - early < 16 * 2**20, f"{(late - early) / 2**20:.1f} MiB more after 140 cells"
+
+
+@pytest.mark.slow
+def test_a_small_cell_of_the_embedded_model_spends_little_outside_decoding_and_scoring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds of this process, which a busy machine does not change; what a sweep does once is not a cell's."""
+    inside, once = Stopwatch(), Stopwatch()
+    for owner, name in (
+        *((measuring, name) for name in ("timed", "warm", "scored")),
+        *((bench_module, "fidelity_records"), (Decoder, "prefill")),
+    ):
+        inside.hold(monkeypatch, owner, name)
+    for owner, name in ((bench_module, "loaded_once"), (rehearsal, "bare_model"), (launch, "report_of")):
+        once.hold(monkeypatch, owner, name)
+    begun = time.process_time()
+    monkeypatch.setattr(sys, "argv", ["harness", "-m", "source=builtin", "task=web_questions", "limit=1", *CELLS])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.chdir(tmp_path)
+    command.main()
+    whole = time.process_time() - begun - once.seconds
+    assert states(tmp_path / "results") == ["finished"] * 8
+    assert 1 - inside.seconds / whole < 0.1, f"{inside.seconds:.1f} of {whole:.1f} s"
+
+
+CELLS = ("model.threads=1", "max_new_tokens=16", "gamma=2,3,4,5", "gate.alpha1=0.5,0.7")
+
+
+class Stopwatch:
+    """Seconds of this process in the functions that it holds, and in what they yield; one in another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds, self.running = 0.0, False
+
+    def hold(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **named: self.call(lambda: function(*given, **named)))
+
+    def call(self, action: Any) -> Any:
+        if self.running:
+            return action()
+        self.running, begun = True, time.process_time()
+        try:
+            made = action()
+            return iter(list(made)) if inspect.isgenerator(made) else made
+        finally:
+            self.running = False
+            self.seconds += time.process_time() - begun
