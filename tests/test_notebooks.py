@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebooks import FOLDER, code_cells, executed, notebook, outputs
+from tests.test_paper_tables import run
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 REFERENCE = FOLDER.parent / "results" / "reference"
@@ -40,3 +41,12 @@ def test_read_a_run(tmp_path: Path) -> None:
     found = list(outputs(made, "text/html"))
     assert found[0].count("<td>via_sd</td>") == 4 and found[0].count("<td>**lossy**</td>") == 4
     assert len(list(outputs(made, "image/png"))) == 1
+
+
+def test_paper_tables(tmp_path: Path) -> None:
+    run(tmp_path / "results", speeds={"speculative": 2.0})
+    made = executed("paper_tables", tmp_path, results_dir=str(tmp_path / "results"), tables=["table8", "table1"])
+    found = list(outputs(made, "text/html"))
+    assert len(found) == 3 and "<h2>Table 1 of the paper" in found[0] and "2.00 / 1.50 (+0.50)" in found[1]
+    assert "lacks the weights of" in found[0]
+    assert found[2].count("speculative") == 2, "accuracy and speed; nothing was drafted"

@@ -10,8 +10,10 @@ from harness.errors import UserError
 from harness.metrics import complete_prompts
 from harness.records import SampleRecord
 from harness.report.drafters import compares_drafters, drafters_figure
+from harness.report.exports import chosen_formats, write_exports
 from harness.report.figures import save, speed_quality_figure
 from harness.report.paper_figures import paper_figure
+from harness.report.paper_tables import write_paper_tables
 from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config, writing
@@ -21,7 +23,12 @@ WIDTH = 120
 
 
 def report(
-    results_dir: str, runs: str | Sequence[str] | None = None, name: str | None = None, sweep: str | None = None
+    results_dir: str,
+    runs: str | Sequence[str] | None = None,
+    name: str | None = None,
+    sweep: str | None = None,
+    paper: str | Sequence[str] | None = None,
+    format: str | Sequence[str] | None = None,
 ) -> list[Path]:
     """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
 
@@ -32,16 +39,26 @@ def report(
 
     ``sweep``: instead of runs the name of a sweep's experiment; one table and one figure over its cells.
 
+    ``paper``: instead of runs ``all``, or tables of the paper, with ours of every finished run named after them.
+
+    ``format``: ``html``, ``latex`` or both, besides: one page with tables and figure, and the tables to paste.
+
     Raises:
-        UserError: no such run or sweep, both of them named, or a run that cannot be read or written.
+        UserError: no such run, sweep, table or format, two of them named, or what cannot be read or written.
     """
+    formats = chosen_formats(format)
+    named = {"run": runs, "sweep": sweep, "paper": paper}
+    if len(both := [f"{key}={value}" for key, value in named.items() if value is not None]) > 1:
+        raise UserError(f"{' and '.join(both)} choose what is reported: name one.")
     if sweep is not None:
-        if runs is not None:
-            raise UserError(f"run={runs} and sweep={sweep} both choose runs: name one.")
+        if formats:
+            raise UserError(f"format={format} is of runs and of paper=NAME, not of sweep={sweep}: leave it out.")
         return report_sweep(results_dir, sweep, name or sweep)
+    if paper is not None:
+        return report_paper(results_dir, paper, "html" in formats)
     reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
-    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
+    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, formats)
 
 
 def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
@@ -49,6 +66,14 @@ def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
     if not FILE_NAME.fullmatch(name):
         raise UserError(f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
     paths = write_sweep(results_dir, cells_of_sweep(results_dir, sweep), name)
+    for path in paths:
+        print(f"wrote {path}")
+    return paths
+
+
+def report_paper(results_dir: str, paper: str | Sequence[str], one_page: bool) -> list[Path]:
+    """The paper's tables with ours beside, and where they are."""
+    paths = write_paper_tables(results_dir, paper, one_page)
     for path in paths:
         print(f"wrote {path}")
     return paths
@@ -86,7 +111,9 @@ def load(folder: Path) -> RunReport:
     return build(data.run, samples, read_config(folder), note, data.divergences, data.fidelity)
 
 
-def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+def write_reports(
+    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, formats: Sequence[str] = ()
+) -> list[Path]:
     """Print the tables, write all files, return their paths.
 
     Raises:
@@ -103,7 +130,7 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    paths = report_files(reports, tables_dir, figures_dir, name)
+    paths = report_files(reports, tables_dir, figures_dir, name, formats)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if line := differences(reports):
@@ -111,10 +138,13 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     return paths
 
 
-def report_files(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+def report_files(
+    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, formats: Sequence[str] = ()
+) -> list[Path]:
     """Write tables and figure without a word; their paths."""
     figure = paper_figure(reports)
     if figure is None:
         figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
     with writing(tables_dir):
-        return write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+        exports = write_exports(reports, figure, tables_dir, name, formats)
+        return write_tables(reports, tables_dir, name) + save(figure, figures_dir, name) + exports
