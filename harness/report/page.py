@@ -21,14 +21,18 @@ table { border-collapse: collapse; font-size: 13px; line-height: 1.4; }
 th, td { border-bottom: 1px solid #ddd; padding: 0.25em 0.7em; text-align: left; vertical-align: top; }
 th { vertical-align: bottom; } thead tr:last-child th { border-bottom: 1px solid #777; }
 th[colspan] { text-align: center; }
-tbody tr:hover { background: #f6f6f6; }
+.wide td { white-space: nowrap; } .wide td:first-child { white-space: normal; min-width: 8em; max-width: 24em; }
+.wide tbody tr:hover td { background: #f6f6f6; }
 .wide { overflow-x: auto; margin: 1em 0; } figure { margin: 1em 0; } img { max-width: 100%; height: auto; }
 th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid #0072b2; }
 th button::after { content: "\\2195"; color: #999; padding-left: 0.3em; }
 th[aria-sort=ascending] button::after { content: "\\2191"; color: #222; }
 th[aria-sort=descending] button::after { content: "\\2193"; color: #222; }
 b { color: #a33d00; } code { font-size: 0.92em; } small { color: #555; }
-@media (max-width: 40em) { body { margin: 1em auto; padding: 0 0.6em; } th, td { padding: 0.2em 0.45em; } }
+@media (max-width: 40em) {
+  body { margin: 1em auto; padding: 0 0.6em; } th, td { padding: 0.2em 0.45em; } ul { padding-left: 1.2em; }
+  .wide tbody td:first-child { position: sticky; left: 0; background: #fff; border-right: 1px solid #ddd; }
+}
 @media print { .wide { overflow: visible; } th button::after { content: none !important; } }
 """
 

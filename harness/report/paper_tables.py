@@ -172,22 +172,23 @@ def reasons(table_cells: Sequence[Cell]) -> list[str]:
 def places_of(mine: Sequence[Cell], every: Sequence[Cell]) -> Iterator[str]:
     """Where cells stand: their models; also the rows, or the columns, where not all of the block's are meant."""
     for label in dict.fromkeys(cell.block.label for cell in mine):
-        parts = [label]
-        for name in (row_name, column_name):
-            some, all_of_it = (
-                list(dict.fromkeys(name(cell) for cell in group if cell.block.label == label))
-                for group in (mine, every)
-            )
-            parts += [" and ".join(some)] if len(some) < len(all_of_it) else []
-        yield ", ".join(parts)
+        members, block = ([cell for cell in group if cell.block.label == label] for group in (mine, every))
+        some, all_of_them = (list(dict.fromkeys(cell.row.label for cell in group)) for group in (members, block))
+        rows = some if len(some) < len(all_of_them) else []
+        yield ", ".join([label, *rows, *columns_of(members, block)])
 
 
-def row_name(cell: Cell) -> str:
-    return cell.row.label
-
-
-def column_name(cell: Cell) -> str:
-    return f"{cell.column.group} {cell.column.label}".strip()
+def columns_of(members: Sequence[Cell], block: Sequence[Cell]) -> list[str]:
+    """The columns of ``members``, a group of columns by its name alone; none where they are all of the block's."""
+    every = list(dict.fromkeys(cell.column for cell in block))
+    some = list(dict.fromkeys(cell.column for cell in members))
+    if len(some) == len(every):
+        return []
+    groups = [name for name in dict.fromkeys(one.group for one in some) if name]
+    whole = [
+        name for name in groups if sum(one.group == name for one in some) == sum(one.group == name for one in every)
+    ]
+    return whole + [f"{one.group} {one.label}".strip() for one in some if one.group not in whole]
 
 
 def markdown(table: PaperTable, table_cells: Sequence[Cell]) -> str:
@@ -206,8 +207,8 @@ def html_parts(table: PaperTable, table_cells: Sequence[Cell]) -> list[str]:
 
 
 def latex(table: PaperTable, table_cells: Sequence[Cell]) -> str:
-    under = [f"{head}: {line}." for head, lines in underneath(table, table_cells) for line in lines]
-    notes = tuple(line.removesuffix(".") + "." for line in under)
+    under = underneath(table, table_cells)
+    notes = tuple(f"{head}: {line.removesuffix('.')}." for head, lines in under for line in lines)
     return PACKAGES + latex_table(frame(table, table_cells), title(table), f"paper-{table.name}", notes)
 
 

@@ -249,11 +249,11 @@ def missing(source: Source, row: Row, column: Column) -> str:
     """Why a source has no value for a cell."""
     if reason := next((source.not_run[arm] for arm in row.arms if arm in source.not_run), None):
         return reason
-    arms = [arm for arm in row.arms if all(key[0] != arm for key in source.values)]
-    tasks = [task for task in column.tasks if all(key[1] != task for key in source.values)]
-    if arms or len(tasks) > column.spare:
-        lacks = [f"no arm {arm}" for arm in arms] + ([f"no task {', '.join(tasks)}"] if tasks else [])
-        return f"{source.name} has {' and '.join(lacks)}"
+    known_arms, known_tasks = ({key[place] for key in source.values} for place in (0, 1))
+    if arms := [arm for arm in row.arms if arm not in known_arms]:
+        return "the run has no such arm" if len(arms) == len(row.arms) else f"the run has no arm {', '.join(arms)}"
+    if len(tasks := [task for task in column.tasks if task not in known_tasks]) > column.spare:
+        return "the run is not of this set" if len(column.tasks) == 1 else f"the run has no {', '.join(tasks)}"
     return "undefined (0/0), or timed while another run was on the same cores"
 
 
@@ -261,12 +261,10 @@ def why_not(table: PaperTable, pair: Pair, sources: Sequence[Source], failures: 
     """Why no run fills the rows of a pair."""
     if pair.impossible and any(same_models(pair, source) for source in sources):
         return pair.impossible
+    failed = failures.get(pair.model)
+    state = f"it failed: {failed}" if failed else f"not run: {lacking(pair)}"
     command = f"`python -m harness +experiment=paper/{table.name} model={pair.model}`"
-    reason = failures.get(pair.model)
-    here = f"failed: {reason}" if reason else lacking(pair)
-    return (
-        f"{pair.impossible}, which was not run; {here}; {command}" if pair.impossible else f"not run; {here}; {command}"
-    )
+    return "; ".join(filter(None, (pair.impossible, state, command)))
 
 
 def lacking(pair: Pair) -> str:
@@ -277,7 +275,7 @@ def lacking(pair: Pair) -> str:
     away = [name for name in names if not (cache / f"models--{name.replace('/', '--')}" / "snapshots").is_dir()]
     lacks = [f"the weights of {' and '.join(away)}"] if away else []
     lacks += [] if any(Path("/dev").glob("nvidia[0-9]*")) else ["a GPU"]
-    return f"this machine lacks {' and '.join(lacks)}" if lacks else "weights and a GPU are here"
+    return f"this machine lacks {', and '.join(lacks)}" if lacks else "weights and a GPU are here"
 
 
 # Reading.

@@ -92,8 +92,8 @@ LLAMA_13B = Pair(
 LLAMA_70B = Pair(
     "llama2_7b_70b", "LLaMA2 7B → 70B", "llama2_70b", "meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-7b-hf"
 )
-NO_QWEN = "first-generation Qwen is not supported; Qwen2.5 has rows of its own in its place"
-NO_T5 = "encoder-decoder models are not supported; Gemma2 has rows of its own in its place"
+NO_QWEN = "first-generation Qwen is not supported; Qwen2.5 stands in its place, in rows of its own"
+NO_T5 = "encoder-decoder models are not supported; Gemma2 stands in its place, in rows of its own"
 QWEN_14B = Pair("qwen_7b_14b", "Qwen 7B → 14B", "qwen2_5_14b", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-7B", NO_QWEN)
 QWEN_72B = Pair("qwen_7b_72b", "Qwen 7B → 72B", "qwen2_5_72b", "Qwen/Qwen2.5-72B", "Qwen/Qwen2.5-7B", NO_QWEN)
 T5_LARGE = replace(GEMMA_9B, key="t5_small_large", label="T5 S → L", impossible=NO_T5)
@@ -189,7 +189,7 @@ TABLE5 = PaperTable(
             "independent_intermediate",
             (),
             lossy=True,
-            impossible="Gemma2 has no model of 13B; 9B has a row of its own in its place",
+            impossible="Gemma2 has no model of 13B; 9B stands in its place, in a row of its own",
         ),
         Row("Independent 9B, in place of 13B", None, ("via_sd_independent",), lossy=True),
         Row("Random skip", "random_mask", ("via_sd_random",), lossy=True),
@@ -238,7 +238,7 @@ TABLE7 = PaperTable(
         ),
     ),
     (
-        "Ours is the mean over the sets of the run, listed below; the paper's is over six, of which MBPP runs only "
+        "Ours is the mean over the sets that its run lists; the paper's is over six, of which MBPP runs only "
         "where that is permitted.",
         SPEED,
         "Thresholds as strictness: reading ours.",
