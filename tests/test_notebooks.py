@@ -37,11 +37,13 @@ def test_there_is_a_notebook() -> None:
     assert NOTEBOOKS
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_fails_the_run(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no finished run"):
         executed("read_a_run", tmp_path, results_dir=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_read_a_run(tmp_path: Path) -> None:
     made = executed("read_a_run", tmp_path, results_dir=str(REFERENCE / "quickstart"))
     found = list(outputs(made, "text/html"))
@@ -49,6 +51,7 @@ def test_read_a_run(tmp_path: Path) -> None:
     assert len(list(outputs(made, "image/png"))) == 1
 
 
+@pytest.mark.slow
 def test_paper_tables(tmp_path: Path) -> None:
     run(tmp_path / "results", speeds={"speculative": 2.0})
     made = executed("paper_tables", tmp_path, results_dir=str(tmp_path / "results"), tables=["table8", "table1"])

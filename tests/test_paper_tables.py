@@ -78,7 +78,7 @@ def run(
         for number in range(2):
             for arm in arms:
                 seconds, said = 2 / speeds.get(arm, 1.0), "45"[number]
-                scores = {metric: 100.0 - 100.0 * number}
+                scores: dict[str, float | None] = {metric: 100.0 - 100.0 * number}
                 made = sample(
                     tokens=8, example=str(number), arm=arm, task=task, decode_s=seconds, scores=scores, prediction=said
                 )
@@ -252,7 +252,13 @@ def test_the_mean_over_sets_may_lack_the_one_that_runs_programs(tmp_path: Path, 
 def test_search_times_are_those_of_masks_of_the_papers_ratio(tmp_path: Path) -> None:
     masks = tmp_path / "paper" / "table4" / "masks"
     masks.mkdir(parents=True)
-    card = {"model": "google/gemma-2-9b", "skip_ratio": 0.45, "units": "layers", "cache_mode": "shared", "seed": 3}
+    card: dict[str, Any] = {
+        "model": "google/gemma-2-9b",
+        "skip_ratio": 0.45,
+        "units": "layers",
+        "cache_mode": "shared",
+        "seed": 3,
+    }
     card |= {"search_s": 600.0, "evaluations": 60, "git_commit": None, "git_dirty": None}
     (masks / "a.json").write_text(json.dumps(card))
     for name, other in {"b": {"skip_ratio": 0.3}, "c": {"cache_mode": "own"}, "d": {"model": "embedded"}}.items():
@@ -375,7 +381,7 @@ def test_an_unknown_table_is_one_line(
 
 
 def test_a_run_and_a_table_of_the_paper_are_not_both_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="run=x and paper=all choose what is reported"):
+    with pytest.raises(UserError, match="run=x and paper=all both choose runs"):
         report(str(tmp_path), "x", paper="all")
 
 

@@ -49,7 +49,7 @@ def report(
     formats = chosen_formats(format)
     named = {"run": runs, "sweep": sweep, "paper": paper}
     if len(both := [f"{key}={value}" for key, value in named.items() if value is not None]) > 1:
-        raise UserError(f"{' and '.join(both)} choose what is reported: name one.")
+        raise UserError(f"{both[0]} and {both[1]} both choose runs: name one.")
     if sweep is not None:
         if formats:
             raise UserError(f"format={format} is of runs and of paper=NAME, not of sweep={sweep}: leave it out.")

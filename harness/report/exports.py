@@ -36,7 +36,7 @@ def write_exports(
     reports: Sequence[RunReport], figure: Figure, folder: Path, name: str, formats: Sequence[str]
 ) -> list[Path]:
     """``<name>.html`` and ``<name>.tex``, where asked for, each whole or not at all."""
-    files = {}
+    files: dict[Path, str] = {}
     if "html" in formats:
         files[folder / f"{name}.html"] = run_page(reports, figure, name)
     if "latex" in formats:
@@ -48,7 +48,7 @@ def write_exports(
 
 def run_latex(reports: Sequence[RunReport], name: str) -> str:
     """Every table of one or more runs; under the first what the runs were."""
-    found = []
+    found: list[str] = []
     for head, frame, remark in sections(reports):
         facts = [fact for report in reports for fact in identity(report)] if not found else []
         lines = [*(notes(reports) if not found else []), *remark.splitlines(), *facts]

@@ -60,8 +60,8 @@ def write_paper_tables(results_dir: str | Path, names: object = ALL, one_page: b
     """
     folder = Path(results_dir) / "tables"
     check_writable(folder)
-    files = {}
-    together = []
+    files: dict[str, str] = {}
+    together: list[str] = []
     for name, table_cells in paper_cells(results_dir, names).items():
         table = TABLES[name]
         files |= {

@@ -226,12 +226,12 @@ def measured(block: Block, row: Row, column: Column) -> tuple[Number, Source | N
     wanted = column.temperature if block.temperature is None else block.temperature
     asked = [one for one in block.sources if wanted is None or one.temperature in (None, wanted)]
     for source in asked:
-        if (number := value(source, row, column)) is not None:
+        if (number := number_of(source, row, column)) is not None:
             return number, source, ""
     return nothing, None, missing(asked[0], row, column) if asked else f"no run at temperature {wanted:g}"
 
 
-def value(source: Source, row: Row, column: Column) -> Number | None:
+def number_of(source: Source, row: Row, column: Column) -> Number | None:
     """The mean over the row's arms and the column's tasks, scaled; of a single one with its interval."""
     tasks = [task for task in column.tasks if any(key[1] == task for key in source.values)]
     found = [source.values.get((arm, task, column.ours), Number(None)) for arm in row.arms for task in tasks]
@@ -241,8 +241,8 @@ def value(source: Source, row: Row, column: Column) -> Number | None:
     if len(found) > 1:
         counts = [one.n for one in found if one.n is not None]
         return Number(fmean(known) * column.scale, n=min(counts, default=None))
-    scaled = [None if one is None else one * column.scale for one in found[0][:3]]
-    return Number(*scaled, found[0].n)
+    value, low, high = (None if one is None else one * column.scale for one in found[0][:3])
+    return Number(value, low, high, found[0].n)
 
 
 def missing(source: Source, row: Row, column: Column) -> str:
