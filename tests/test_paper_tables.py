@@ -261,7 +261,12 @@ def test_search_times_are_those_of_masks_of_the_papers_ratio(tmp_path: Path) -> 
     }
     card |= {"search_s": 600.0, "evaluations": 60, "git_commit": None, "git_dirty": None}
     (masks / "a.json").write_text(json.dumps(card))
-    for name, other in {"b": {"skip_ratio": 0.3}, "c": {"cache_mode": "own"}, "d": {"model": "embedded"}}.items():
+    others: dict[str, dict[str, Any]] = {
+        "b": {"skip_ratio": 0.3},
+        "c": {"cache_mode": "own"},
+        "d": {"model": "embedded"},
+    }
+    for name, other in others.items():
         (masks / f"{name}.json").write_text(json.dumps(card | {"search_s": 60.0} | other))
     cells = found(tmp_path, "table4")
     assert shown(one(cells, "Gemma2 2B → 9B", "DIMR", "minutes")) == "10.0 / 18.0 (-8.0)"
