@@ -45,8 +45,8 @@ def prompt(output: AuditedOutput) -> str:
     """One prompt: scores, references, the texts beside each other, and a line for each wrong token."""
     scores = f"{output.metric} {text_of(output.score, 1)}, baseline {text_of(output.baseline_score, 1)}"
     return (
-        f"<h3>{escape(output.task)}, {escape(output.example_id)}, {escape(output.arm)}: {escape(scores)}; wrong tokens: "
-        f"{len(output.wrong)}</h3>"
+        f"<h3>{escape(output.task)}, {escape(output.example_id)}, {escape(output.arm)}: {escape(scores)}; wrong "
+        f"tokens: {len(output.wrong)}</h3>"
         f"<p dir='auto'>Reference: {escape(' | '.join(output.references)) or '(none)'}</p>"
         f"<div class='pair'>{column(output.arm, marked(output))}"
         f"{column('baseline', escape(output.baseline_text))}{gone_on(output)}</div>" + token_table(output)
