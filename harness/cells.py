@@ -34,6 +34,8 @@ EXCLUDED: Mapping[str, str] = {
     "exclusive": "says who waits for whom",
     "cores": "says which cores; how many threads run on them counts by itself",
     "sweep": "is for jobs that read runs",
+    "paper": "is for jobs that read runs",
+    "format": "is for jobs that read runs",
     "other": "is for jobs that read runs",
     "note": "is printed beside numbers",
     "not_run": "is printed beside numbers; arms that are not run are no methods",

@@ -74,6 +74,8 @@ class Settings(RunSettings):
     run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
     other: str | None = setting(None, "job=compare: run or sweep to compare run=A with; A may be a sweep too")
     sweep: str | None = setting(None, "job=report: name of a sweep, for one table and one figure over its cells")
+    paper: Any = setting(None, "job=report: all, or tables of the paper such as table8, ours beside")  # noqa: RUF009
+    format: Any = setting(None, "job=report: html, latex or both besides; html is one page")  # noqa: RUF009
     fidelity: bool = setting(True, "bench: score outputs again with the full verifier, after the clock has stopped")
     rerun: bool = setting(False, "bench: measure again what is finished already")
     fail_fast: bool = setting(False, "sweep: begin no further cell after one has failed")

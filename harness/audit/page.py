@@ -6,14 +6,11 @@ from html import escape as escaped
 from harness.audit.records import AuditedOutput, Decision, SlimToken, worst_first
 from harness.audit.tables import WORST, explanation, summary_frame, text_of
 from harness.records import RunRecord
+from harness.report.page import STYLE as BASE
 
 STYLE = """
-body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #222; }
-p { overflow-wrap: anywhere; }
-table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
-th, td { border-bottom: 1px solid #ddd; padding: 0.25em 0.7em; text-align: left; vertical-align: top; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(20em, 1fr)); gap: 1.5em; }
-.pair > div { min-width: 0; } .wide { overflow-x: auto; }
+.pair > div { min-width: 0; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: 0.7em; }
 .text { max-height: 30em; overflow-y: auto; } @media print { .text { max-height: none; } }
 mark { background: #f6c3a5; } mark.regenerate { background: #f3a6c8; } .decided { border-bottom: 1px dotted #777; }
@@ -40,7 +37,7 @@ def page(run: RunRecord, outputs: Sequence[AuditedOutput], facts: Sequence[str])
         *(prompt(output) for output in worst),
         "<h2>Run</h2><ul>" + "".join(f"<li>{escape(fact)}</li>" for fact in facts) + "</ul>",
     ]
-    head = f"<meta charset='utf-8'/><title>Audit of {escape(run.run_id)}</title><style>{STYLE}</style>"
+    head = f"<meta charset='utf-8'/><title>Audit of {escape(run.run_id)}</title><style>{BASE}{STYLE}</style>"
     return f"<!DOCTYPE html><html lang='en'><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
 
 
@@ -48,8 +45,8 @@ def prompt(output: AuditedOutput) -> str:
     """One prompt: scores, references, the texts beside each other, and a line for each wrong token."""
     scores = f"{output.metric} {text_of(output.score, 1)}, baseline {text_of(output.baseline_score, 1)}"
     return (
-        f"<h3>{escape(output.task)}, {escape(output.example_id)}, {escape(output.arm)}: {escape(scores)}; wrong tokens: "
-        f"{len(output.wrong)}</h3>"
+        f"<h3>{escape(output.task)}, {escape(output.example_id)}, {escape(output.arm)}: {escape(scores)}; wrong "
+        f"tokens: {len(output.wrong)}</h3>"
         f"<p dir='auto'>Reference: {escape(' | '.join(output.references)) or '(none)'}</p>"
         f"<div class='pair'>{column(output.arm, marked(output))}"
         f"{column('baseline', escape(output.baseline_text))}{gone_on(output)}</div>" + token_table(output)

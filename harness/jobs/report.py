@@ -9,9 +9,11 @@ from rich.console import Console
 from harness.config import FILE_NAME
 from harness.errors import UserError
 from harness.report.drafters import compares_drafters, drafters_figure
+from harness.report.exports import chosen_formats, write_exports
 from harness.report.figures import save, speed_quality_figure
 from harness.report.load import load, load_if_any
 from harness.report.paper_figures import paper_figure
+from harness.report.paper_tables import write_paper_tables
 from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, console, differences, write_tables
 from harness.store import check_writable, find_runs, writing
@@ -23,7 +25,12 @@ MOST_RUNS = 12
 
 
 def report(
-    results_dir: str, runs: str | Sequence[str] | None = None, name: str | None = None, sweep: str | None = None
+    results_dir: str,
+    runs: str | Sequence[str] | None = None,
+    name: str | None = None,
+    sweep: str | None = None,
+    paper: str | Sequence[str] | None = None,
+    format: str | Sequence[str] | None = None,
 ) -> list[Path]:
     """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
 
@@ -34,16 +41,26 @@ def report(
 
     ``sweep``: instead of runs the name of a sweep's experiment; one table and one figure over its cells.
 
+    ``paper``: instead of runs ``all``, or tables of the paper, with ours of every finished run named after them.
+
+    ``format``: ``html``, ``latex`` or both, besides: one page with tables and figure, and the tables to paste.
+
     Raises:
-        UserError: no such run or sweep, both of them named, or a run that cannot be read or written.
+        UserError: no such run, sweep, table or format, two of them named, or what cannot be read or written.
     """
+    formats = chosen_formats(format)
+    named = {"run": runs, "sweep": sweep, "paper": paper}
+    if len(both := [f"{key}={value}" for key, value in named.items() if value is not None]) > 1:
+        raise UserError(f"{both[0]} and {both[1]} both choose runs: name one.")
     if sweep is not None:
-        if runs is not None:
-            raise UserError(f"run={runs} and sweep={sweep} both choose runs: name one.")
+        if formats:
+            raise UserError(f"format={format} is of runs and of paper=NAME, not of sweep={sweep}: leave it out.")
         return report_sweep(results_dir, sweep, name or sweep)
+    if paper is not None:
+        return report_paper(results_dir, paper, "html" in formats)
     reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
-    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
+    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, formats)
 
 
 def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
@@ -70,6 +87,14 @@ def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]
     return write_sweep(results, reports, name)
 
 
+def report_paper(results_dir: str, paper: str | Sequence[str], one_page: bool) -> list[Path]:
+    """The paper's tables with ours beside, and where they are."""
+    paths = write_paper_tables(results_dir, paper, one_page)
+    for path in paths:
+        print(f"wrote {path}")
+    return paths
+
+
 def run_ids(runs: object) -> list[str] | None:
     """The runs that a job was asked for; None: the newest finished one.
 
@@ -84,7 +109,9 @@ def run_ids(runs: object) -> list[str] | None:
     return list(wanted)
 
 
-def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+def write_reports(
+    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, formats: Sequence[str] = ()
+) -> list[Path]:
     """Print the tables, write all files, return their paths.
 
     Raises:
@@ -101,7 +128,7 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    paths = report_files(reports, tables_dir, figures_dir, name)
+    paths = report_files(reports, tables_dir, figures_dir, name, formats)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if all(path.parent != figures_dir for path in paths):
@@ -111,16 +138,19 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     return paths
 
 
-def report_files(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+def report_files(
+    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, formats: Sequence[str] = ()
+) -> list[Path]:
     """Write tables and figure without a word; their paths. Where there is no figure, one of before goes."""
     figure = figure_of(reports)
     with writing(tables_dir):
         paths = write_tables(reports, tables_dir, name)
         if figure is not None:
-            return paths + save(figure, figures_dir, name)
-        for path in figures_dir.glob(f"{name}.p[dn][fg]"):
-            path.unlink()
-    return paths
+            paths += save(figure, figures_dir, name)
+        else:
+            for path in figures_dir.glob(f"{name}.p[dn][fg]"):
+                path.unlink()
+        return paths + write_exports(reports, figure, tables_dir, name, formats)
 
 
 def figure_of(reports: Sequence[RunReport]) -> Figure | None:

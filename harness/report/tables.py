@@ -388,11 +388,16 @@ def markdown_table(frame: pd.DataFrame) -> str:
     return str(escaped.to_markdown(index=False, disable_numparse=True))
 
 
-def markdown(reports: Sequence[RunReport], title: str) -> str:
-    """The whole page: results, quality, rates, acceptance by position, identity of the runs, definitions."""
+def faults_of(reports: Sequence[RunReport]) -> list[str]:
+    """Every fault in words."""
+    return [_fault(fault, len(reports) > 1) for report in reports for fault in report.faults]
+
+
+def sections(reports: Sequence[RunReport]) -> list[tuple[str, pd.DataFrame, str]]:
+    """The tables of a page that have a line: heading, text cells, and how to read them."""
     scorers_of = [report.scorers for report in reports]
     written = [report.programs for report in reports if report.programs]
-    sections = [
+    found = [
         ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
         ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
         ("pass@k", pass_at_k.pass_frame(written, DASH), pass_at_k.REMARK),
@@ -401,13 +406,16 @@ def markdown(reports: Sequence[RunReport], title: str) -> str:
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
     ]
-    faults = [fault for report in reports for fault in report.faults]
+    return [(head, frame, remark) for head, frame, remark in found if not frame.empty]
+
+
+def markdown(reports: Sequence[RunReport], title: str) -> str:
+    """The whole page: results, quality, rates, acceptance by position, identity of the runs, definitions."""
     parts = [f"# {title}", *notes(reports)]
-    for head, frame, remark in sections:
-        if not frame.empty:
-            parts += [f"## {head}", markdown_table(frame), *([remark] if remark else [])]
-        if head == "Results" and faults:
-            parts += ["## Faults", "\n".join(f"- {_fault(one, len(reports) > 1)}" for one in faults)]
+    for head, frame, remark in sections(reports):
+        parts += [f"## {head}", markdown_table(frame), *([remark] if remark else [])]
+        if head == "Results" and (faults := faults_of(reports)):
+            parts += ["## Faults", "\n".join(f"- {fault}" for fault in faults)]
     facts = [fact for report in reports for fact in identity(report)]
     parts += ["## Run", "\n".join(f"- {fact}" for fact in facts)]
     parts += ["## Definitions", "\n".join(f"- `{name}`: {definition(name)}" for name in DEFINED)]

@@ -1,0 +1,381 @@
+"""The cells of a paper's table: ours, the paper's and their difference, or why there is none of ours.
+
+Ours are of finished runs named after the table, and of the cards of searched masks. A run fills the paper's rows only
+with the paper's models, at its gamma and temperature; any other one gets rows of its own, without a difference.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from harness import sweeps
+from harness.errors import UserError
+from harness.report.paper_figures import NUMBERS
+from harness.report.paper_tables_spec import Column, Pair, PaperTable, Row
+from harness.report.tables import DASH, RunReport, build
+from harness.store import RUN, is_finished, read, read_config
+
+SEARCHED = 0.45
+"""Share of layers that the masks of Table 4 skip."""
+
+Published = dict[tuple[str, str, str, str], list[tuple[float | None, float]]]
+
+
+class Number(NamedTuple):
+    """A value in our unit with its 95 % interval, over ``n`` prompts; None where there is none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was measured: a finished run, or a search of a mask.
+
+    ``values``  by (arm, task, metric). ``full`` and ``drafter`` as they were chosen, ``prompts`` a task.
+    """
+
+    name: str
+    model: str
+    full: str
+    drafter: str | None
+    temperature: float | None
+    gamma: int | None
+    seed: int
+    device: str
+    commit: str
+    values: Mapping[tuple[str, str, str], Number]
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    lossy: frozenset[str] = frozenset()
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What stands under the table."""
+        prompts = ", ".join(f"{task} {count}" for task, count in self.prompts.items())
+        facts = [
+            f"`{self.name}`: {self.model}",
+            f"drafter {self.drafter}" if self.drafter else "",
+            f"examples: {prompts}" if prompts else "",
+            f"seed {self.seed}",
+            f"temperature {self.temperature:g}" if self.temperature is not None else "",
+            f"gamma {self.gamma}" if self.gamma is not None else "",
+            f"device {self.device}",
+            f"commit {self.commit}",
+        ]
+        return "; ".join(filter(None, facts))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one pair of models; ``paper`` only where it is the paper's own. ``sources`` newest first.
+
+    ``temperature``: None where each column has its own. ``why``: there is no source.
+    """
+
+    label: str
+    paper: Pair | None
+    temperature: float | None
+    sources: tuple[Source, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``ours`` in the paper's unit; where it has no value, ``why``."""
+
+    block: Block
+    row: Row
+    column: Column
+    ours: Number
+    paper: float | None
+    source: Source | None
+    why: str
+
+    @property
+    def lossy(self) -> bool:
+        return self.row.lossy or (self.source is not None and bool(self.source.lossy & set(self.row.arms)))
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.ours.value is None or self.paper is None else self.ours.value - self.paper
+
+
+def cells(
+    table: PaperTable, sources: Sequence[Source], numbers: pd.DataFrame, failures: Mapping[str, str]
+) -> list[Cell]:
+    """Every cell, by blocks and rows: the paper's in its order, then those of other models.
+
+    ``failures``: why a run of this table failed, by the model's name in ``conf/model``.
+    """
+    found = []
+    known = by_cell(numbers[numbers["source"] == table.name])
+    for block in blocks(table, sources, failures):
+        for row in table.rows:
+            if (row.method is None and not block.sources) or (block.paper is None and not row.arms):
+                continue  # neither the paper has it nor we
+            for column in table.columns:
+                ours, source, why = measured(block, row, column)
+                found.append(Cell(block, row, column, ours, published(known, block, row, column), source, why))
+    return found
+
+
+def by_cell(known: pd.DataFrame) -> Published:
+    """One table's numbers by pair, method, task and metric; each with its temperature, None where none is stated."""
+    found: Published = {}
+    for row in known.to_dict("records"):
+        key = (row["pair"], row["method"], "" if pd.isna(row["task"]) else row["task"], row["metric"])
+        temperature = None if pd.isna(row["temperature"]) else float(row["temperature"])
+        found.setdefault(key, []).append((temperature, float(row["value"])))
+    return found
+
+
+def published(known: Published, block: Block, row: Row, column: Column) -> float | None:
+    """The paper's value; None where it has none. Numbers without a temperature are of any."""
+    if block.paper is None or row.method is None:
+        return None
+    wanted = block.temperature if column.temperature is None else column.temperature
+    numbers = known.get((block.paper.key, row.method, column.task, column.metric), [])
+    fitting = [number for temperature, number in numbers if wanted is None or temperature in (None, wanted)]
+    if len(fitting) > 1:
+        raise ValueError(f"{len(fitting)} numbers of the paper for {block.label}, {row.label}, {column}")
+    return fitting[0] if fitting else None
+
+
+# Rows.
+
+
+def blocks(table: PaperTable, sources: Sequence[Source], failures: Mapping[str, str]) -> Iterator[Block]:
+    """The paper's pairs at each temperature, then what was run with other models or settings."""
+    left = list(sources)
+    for temperature in table.temperatures or (None,):
+        for pair in table.pairs:
+            mine = tuple(one for one in sources if not pair.impossible and fits(table, pair, temperature, one))
+            left = [one for one in left if one not in mine]
+            why = "" if mine else why_not(table, pair, sources, failures)
+            yield Block(pair.label + at(table, temperature), pair, temperature, mine, why)
+    groups: dict[str, list[Source]] = {}
+    for one in left:
+        groups.setdefault(stand_in(table, one), []).append(one)
+    for label, members in groups.items():
+        yield Block(label, None, own_temperature(table, members[0]), tuple(members))
+
+
+def fits(table: PaperTable, pair: Pair, temperature: float | None, source: Source) -> bool:
+    """Whether it was run with the paper's models, gamma and temperature."""
+    if not same_models(pair, source) or source.gamma not in (None, table.gamma):
+        return False
+    return source.temperature in ((None, *column_temperatures(table)) if temperature is None else (temperature,))
+
+
+def same_models(pair: Pair, source: Source) -> bool:
+    """By the names of the checkpoints: a folder with the name of the hub's counts as it."""
+    return same(source.full, pair.full) and (source.drafter is None or same(source.drafter, pair.drafter))
+
+
+def same(one: str, other: str) -> bool:
+    return Path(one.partition("@")[0]).name.lower() == Path(other).name.lower()
+
+
+def column_temperatures(table: PaperTable) -> set[float | None]:
+    return {column.temperature for column in table.columns}
+
+
+def own_temperature(table: PaperTable, source: Source) -> float | None:
+    """Of rows of its own: None where the columns' temperatures have a place for it."""
+    own_place = not table.temperatures and source.temperature in (None, *column_temperatures(table))
+    return None if own_place else source.temperature
+
+
+def at(table: PaperTable, temperature: float | None) -> str:
+    """The temperature as part of a label, where it tells rows apart."""
+    plain = temperature is None or table.temperatures == (temperature,)
+    return "" if plain else f", temperature {temperature:g}"
+
+
+def stand_in(table: PaperTable, source: Source) -> str:
+    """What rows of other models or settings are called: what was run, and in place of what."""
+    for pair in table.pairs:
+        if same_models(pair, source):
+            place = f"in place of {pair.label}" if pair.impossible else "not at the paper's setting"
+            break
+    else:
+        place = "in place of the paper's models"
+    drafter = f" with {Path(source.drafter).name}" if source.drafter else ""
+    gamma = "" if source.gamma in (None, table.gamma) else f", gamma {source.gamma}"
+    return f"{source.model}{drafter}, {place}{gamma}{at(table, own_temperature(table, source))}"
+
+
+# Ours.
+
+
+def measured(block: Block, row: Row, column: Column) -> tuple[Number, Source | None, str]:
+    """Our value in the paper's unit and where it is from; or none, and why. Of several sources the newest with it."""
+    nothing = Number(None)
+    if why := row.impossible or block.why or column.impossible:
+        return nothing, None, why
+    wanted = column.temperature if block.temperature is None else block.temperature
+    asked = [one for one in block.sources if wanted is None or one.temperature in (None, wanted)]
+    for source in asked:
+        if (number := number_of(source, row, column)) is not None:
+            return number, source, ""
+    return nothing, None, missing(asked[0], row, column) if asked else f"no run at temperature {wanted:g}"
+
+
+def number_of(source: Source, row: Row, column: Column) -> Number | None:
+    """The mean over the row's arms and the column's tasks, scaled; of a single one with its interval."""
+    tasks = [task for task in column.tasks if any(key[1] == task for key in source.values)]
+    found = [source.values.get((arm, task, column.ours), Number(None)) for arm in row.arms for task in tasks]
+    known = [one.value for one in found if one.value is not None]
+    if not found or len(known) < len(found) or len(tasks) < len(column.tasks) - column.spare:
+        return None
+    if len(found) > 1:
+        counts = [one.n for one in found if one.n is not None]
+        return Number(fmean(known) * column.scale, n=min(counts, default=None))
+    value, low, high = (None if one is None else one * column.scale for one in found[0][:3])
+    return Number(value, low, high, found[0].n)
+
+
+def missing(source: Source, row: Row, column: Column) -> str:
+    """Why a source has no value for a cell."""
+    if reason := next((source.not_run[arm] for arm in row.arms if arm in source.not_run), None):
+        return reason
+    known_arms, known_tasks = ({key[place] for key in source.values} for place in (0, 1))
+    if arms := [arm for arm in row.arms if arm not in known_arms]:
+        return "the run has no such arm" if len(arms) == len(row.arms) else f"the run has no arm {', '.join(arms)}"
+    if len(tasks := [task for task in column.tasks if task not in known_tasks]) > column.spare:
+        return "the run is not of this set" if len(column.tasks) == 1 else f"the run has no {', '.join(tasks)}"
+    return "undefined (0/0), or timed while another run was on the same cores"
+
+
+def why_not(table: PaperTable, pair: Pair, sources: Sequence[Source], failures: Mapping[str, str]) -> str:
+    """Why no run fills the rows of a pair."""
+    if pair.impossible and any(same_models(pair, source) for source in sources):
+        return pair.impossible
+    failed = failures.get(pair.model)
+    state = f"it failed: {failed}" if failed else f"not run: {lacking(pair)}"
+    command = f"`python -m harness +experiment=paper/{table.name} model={pair.model}`"
+    return "; ".join(filter(None, (pair.impossible, state, command)))
+
+
+def lacking(pair: Pair) -> str:
+    """What this machine lacks for a pair, found out without torch: weights in the hub's cache, a CUDA device."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    names = dict.fromkeys((pair.full, pair.drafter))
+    away = [name for name in names if not (cache / f"models--{name.replace('/', '--')}" / "snapshots").is_dir()]
+    lacks = [f"the weights of {' and '.join(away)}"] if away else []
+    lacks += [] if any(Path("/dev").glob("nvidia[0-9]*")) else ["a GPU"]
+    return f"this machine lacks {', and '.join(lacks)}" if lacks else "weights and a GPU are here"
+
+
+# Reading.
+
+
+def read_numbers(path: Path = NUMBERS) -> pd.DataFrame:
+    """The paper's values, a row each.
+
+    Raises:
+        UserError: the file is not there.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is not there: restore it, for it holds the paper's numbers.")
+    return pd.read_csv(path)
+
+
+def read_sources(results_dir: Path, tables: Sequence[PaperTable]) -> dict[str, list[Source]]:
+    """The finished runs named after each table, newest first; of ``table4`` the masks searched at its skip ratio.
+
+    Raises:
+        UserError: a run or a card that cannot be read.
+    """
+    found: dict[str, list[Source]] = {table.name: [] for table in tables}
+    for path in sorted((results_dir / "runs").glob(f"*/{RUN}"), reverse=True):
+        folder = path.parent
+        if is_finished(folder) and (name := str((settings := read_config(folder)).get("name"))) in found:
+            data = read(folder)
+            report = build(data.run, data.samples, settings, "", data.divergences, data.fidelity)
+            found[name].append(of_run(report))
+    if "table4" in found:
+        found["table4"] = [
+            source
+            for folder in (results_dir / "paper" / "table4" / "masks", results_dir / "masks")
+            for path in sorted(folder.glob("*.json"))
+            if (source := of_card(path)) is not None
+        ]
+    return found
+
+
+def of_run(report: RunReport) -> Source:
+    run, settings = report.run, report.settings
+    env = run.env
+    drafter = settings.get("drafter") or {}
+    values = {(row.arm, row.task, row.metric): Number(row.value, row.low, row.high, row.n) for row in report.rows}
+    commit = DASH if run.git_commit is None else run.git_commit[:12] + (" (dirty)" if run.git_dirty else "")
+    return Source(
+        name=run.run_id,
+        model=run.model,
+        full=str((settings.get("model") or {}).get("full") or run.model),
+        drafter=drafter.get("path") or str(drafter.get("_target_", "")).rpartition(".")[2] or None,
+        temperature=run.temperature,
+        gamma=settings.get("gamma"),
+        seed=run.seed,
+        device=", ".join(env[key] for key in ("device", "gpu", "cpu") if key in env) or DASH,
+        commit=commit,
+        values=values,
+        prompts={task: max(row.n for row in report.rows if row.task == task) for task in run.task_metrics},
+        lossy=frozenset(arm.arm for arm in run.arms if not arm.lossless),
+        not_run=report.not_run,
+        note=report.remark,
+    )
+
+
+def of_card(path: Path) -> Source | None:
+    """A mask's card; None of one searched at another skip ratio, in other units or for another cache mode.
+
+    Raises:
+        UserError: it is not readable.
+    """
+    try:
+        card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no readable card of a mask ({error}): restore or delete it.") from error
+    kind = (card.get("skip_ratio"), card.get("units"), card.get("cache_mode"))
+    if kind != (SEARCHED, "layers", "shared") or "search_s" not in card:
+        return None
+    commit = (
+        DASH if card.get("git_commit") is None else card["git_commit"][:12] + (" (dirty)" if card["git_dirty"] else "")
+    )
+    calibration = {task: int(data["rows"]) for task, data in card.get("calibration", {}).items()}
+    minutes = Number(card["search_s"] / 60)
+    return Source(
+        *(path.name, card["model"], card["model"], None, None, None, int(card["seed"]), DASH, commit),
+        values={("dimr", "", "search_minutes"): minutes},
+        prompts=calibration,
+        note=f"{path.name}: {card['evaluations']} masks evaluated",
+    )
+
+
+def read_failures(results_dir: Path, table: PaperTable) -> dict[str, str]:
+    """Why cells of this table's sweep failed, by the name of the model.
+
+    Raises:
+        UserError: a sweep that cannot be read.
+    """
+    found = {}
+    for path in sorted((results_dir / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}")):
+        if sweeps.read_sweep(path.parent).name == table.name:
+            for cell in sweeps.read_cells(path.parent):
+                models = [part.partition("=")[2] for part in cell.overrides.split() if part.startswith("model=")]
+                if models and cell.state == "failed" and cell.error:
+                    found[models[-1]] = cell.error
+    return found
