@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.jobs.plausibility import report_plausibility
-from harness.jobs.report import load
+from harness.report.load import load
 from harness.report.break_even import Point, break_even_figure, implied_points, measured_points, table
 from harness.report.plausibility import Assumptions, plausibility, read_numbers, read_shapes
 from harness.report.tables import RunReport

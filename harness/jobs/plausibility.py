@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs.report import load
+from harness.report.load import load
 from harness.report.break_even import break_even_figure, implied_points, measured_points, page
 from harness.report.figures import save
 from harness.report.plausibility import (

@@ -83,10 +83,11 @@ def page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def run_page(reports: Sequence[RunReport], figure: Figure, name: str) -> str:
+def run_page(reports: Sequence[RunReport], figure: Figure | None, name: str) -> str:
     """The page of one or more runs: what their Markdown says, with the figure."""
     parts = [html_prose(note) for note in notes(reports)]
-    parts.append(picture(figure, f"{name}: the figure of this page's numbers"))
+    if figure is not None:
+        parts.append(picture(figure, f"{name}: the figure of this page's numbers"))
     for head, frame, remark in sections(reports):
         parts += [f"<h2>{escape(head)}</h2>", table(frame), html_prose(remark)]
         if head == "Results" and (faults := faults_of(reports)):
