@@ -12,6 +12,7 @@ from harness.records import SampleRecord
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import save, speed_quality_figure
 from harness.report.paper_figures import paper_figure
+from harness.report.predicted_figure import write_predicted
 from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config, writing
@@ -112,9 +113,10 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
 
 
 def report_files(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
-    """Write tables and figure without a word; their paths."""
+    """Write tables and figures without a word; their paths."""
     figure = paper_figure(reports)
     if figure is None:
         figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
     with writing(tables_dir):
-        return write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+        paths = write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+        return paths + write_predicted(reports, tables_dir, figures_dir, name)
