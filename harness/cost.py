@@ -146,7 +146,7 @@ def break_even(slim_cost: float) -> float:
 
 
 def break_even_at(tokens: float, gamma: float, costs: Costs) -> float:
-    """The same where three tiers give ``tokens`` times as many tokens per block: tokens (gamma c + 1) - gamma c - c'."""
+    """The same where three tiers have ``tokens`` times the tokens per block: tokens (gamma c + 1) - gamma c - c'."""
     return tokens * (gamma * costs.draft + 1) - gamma * costs.draft - costs.slim
 
 
@@ -174,7 +174,8 @@ def ramps(rows: int) -> tuple[float, ...]:
 def forward_terms(name: Hashable, shapes: Iterable[tuple[int, int]]) -> dict[Hashable, float]:
     """What the seconds of forwards of one tier are a weighted sum of; ``shapes`` are their rows and contexts.
 
-    Terms: their number, the ramps between knots, the cached positions that they attend to, and these for each row.
+    Terms: their number, the ramps between knots, the cached positions that they attend to, these for each row, and
+    those of forwards of one row, whose attention may be another computation.
     """
     counts: Counter[int] = Counter()
     seen: Counter[int] = Counter()
@@ -185,8 +186,8 @@ def forward_terms(name: Hashable, shapes: Iterable[tuple[int, int]]) -> dict[Has
         return {}
     columns = zip(*([n * part for part in ramps(rows)] for rows, n in counts.items()), strict=True)
     sums = [sum(column) for column in columns]
-    attended = float(sum(seen.values())), float(sum(rows * context for rows, context in seen.items()))
-    return {(name, place): value for place, value in enumerate((*sums, *attended))}
+    attended = (sum(seen.values()), sum(rows * context for rows, context in seen.items()), seen[1])
+    return {(name, place): value for place, value in enumerate((*sums, *map(float, attended)))}
 
 
 def fitted(terms: Sequence[Terms], seconds: Sequence[float]) -> dict[Hashable, float]:

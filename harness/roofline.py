@@ -10,7 +10,7 @@ out: times are floors, more so with a long context and many rows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
@@ -97,9 +97,9 @@ def errors(machine: Machine, timed: Sequence[Timed]) -> list[float]:
 
 
 def calibrated(machine: Machine, timed: Sequence[Timed]) -> Machine:
-    """The constants with which the roofline comes nearest to measured forwards, in the mean square of log ratios.
+    """Compute and overhead with which the roofline comes nearest to measured forwards, in mean squares of log ratios.
 
-    Begins from those of ``machine``, and with half of the shortest forward as overhead.
+    The bandwidth stays that of ``machine``: it can be measured by itself, and would trade places with the overhead.
 
     Raises:
         UserError: nothing was measured.
@@ -107,14 +107,14 @@ def calibrated(machine: Machine, timed: Sequence[Timed]) -> Machine:
     if not timed:
         raise UserError("the roofline cannot be calibrated: no forward was measured.")
     begin = min(one.seconds / one.load.layers for one in timed) / 2
-    names = [field.name for field in fields(Machine)][:3]
 
     def made(logs: np.ndarray) -> Machine:
-        return replace(machine, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        compute, overhead = np.exp(logs).tolist()
+        return replace(machine, compute=compute, layer_overhead_s=overhead)
 
     def distance(logs: np.ndarray) -> float:
         return float(np.mean(np.log1p(errors(made(logs), timed)) ** 2))
 
-    first = np.log([machine.bandwidth, machine.compute, begin])
+    first = np.log([machine.compute, begin])
     best = minimize(distance, first, method="Nelder-Mead", options={"maxiter": 4000, "xatol": 1e-5, "fatol": 1e-9})
-    return replace(made(best.x), source="fitted to measured forwards")
+    return replace(made(best.x), source="compute and overhead fitted to measured forwards, the bandwidth given")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness import compare
 from harness.compare import BASELINE
 from harness.jobs.report import load, report_files
 from harness.metrics import rows
@@ -42,6 +43,11 @@ LAYOUTS = {
 }
 BASE_MS, ROW_MS = {DRAFT: 2.0, SLIM: 7.0, FULL: 10.0}, {DRAFT: 0.2, SLIM: 0.5, FULL: 1.0}
 OUTSIDE_MS = 0.3
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "RESAMPLES", 50)
 
 
 def accepted(start: int, gamma: int = 4) -> BlockTrace:

@@ -72,4 +72,9 @@ def chosen(results_dir: str, runs: str | Sequence[str] | None, reference: str | 
     try:
         return find_runs(results_dir)
     except UserError:
-        return [] if reference is None else sorted(path.parent for path in Path(reference).rglob(f"runs/*/{SUMMARY}"))
+        return [] if reference is None else finished_below(Path(reference))
+
+
+def finished_below(folder: Path) -> list[Path]:
+    """Finished runs of a results folder, or of those in it."""
+    return sorted(path.parent for depth in ("", "*/") for path in folder.glob(f"{depth}runs/*/{SUMMARY}"))

@@ -73,6 +73,8 @@ def report_scale(
     shapes, read_in = read_shapes(Path(paper))
     known = {name: machine_of(name, node) for name, node in machines.items()}
     check_sizes(contexts, batch, pairs, known)
+    if not 0 <= skip_ratio < 1:
+        raise UserError(f"job.skip_ratio={skip_ratio}: want a share of the layers, 0 to below 1.")
     if speed_machine is not None and speed_machine not in known:
         raise unknown("job.speed_machine", speed_machine, known)
 
@@ -125,8 +127,8 @@ def report_scale(
 
 
 VALIDATION = (
-    "Error: roofline / median of the measured repeats - 1. Calibrated: bandwidth, compute and the constant a layer "
-    f"fitted to the forwards of the {FITTED_ON} tier alone; the other tiers were not looked at."
+    "Error: roofline / median of the measured repeats - 1. Calibrated: compute and the constant a layer fitted to the "
+    f"forwards of the {FITTED_ON} tier alone, with the bandwidth as given; the other tiers were not looked at."
 )
 
 

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from harness.compare import BASELINE, divide
 from harness.cost import Costs, break_even, break_even_at
 from harness.report.figures import STYLE
+from harness.report.paper_figures import SETS
 from harness.report.tables import DASH, Line, RunReport, lines
 
 
@@ -153,9 +154,9 @@ def page(points: Sequence[Point]) -> str:
             "",
             "By the rule that c' + X < 1, at equal tokens per block: c' is a slim pass in full passes over one token, "
             "X the share of drafting blocks with a full pass. The edge is the X at which both are equally fast with "
-            "the tokens per block that each had. Ours are measured; a three-tier method is lossy and may end its outputs "
-            "elsewhere. The paper's X is what its speedup leaves: tokens per block by its rejection, bonus token "
-            "included, over its speedup, less gamma c and c'. No share of escalations is below 0.",
+            "the tokens per block that each had. Ours are measured; a three-tier method is lossy and may end its "
+            "outputs elsewhere. The paper's X is what its speedup leaves: tokens per block by its rejection, bonus "
+            "token included, over its speedup, less gamma c and c'. No share of escalations is below 0.",
             "",
             *checked,
             table(points).to_markdown(index=False, disable_numparse=True),
@@ -219,7 +220,7 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
     Below its line a third tier pays on that task; the shaded region is that of equal tokens per block.
     """
     pairs = list(dict.fromkeys(point.pair for point in points))
-    tasks = list(dict.fromkeys(point.task for point in points))
+    tasks = list(dict.fromkeys(_set(point.task) for point in points))
     with matplotlib.style.context(STYLE):
         colours = [f"#{one.lstrip('#')}" for one in matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]]
         colour_of = {task: colours[(1 + place) % len(colours)] for place, task in enumerate(tasks)}
@@ -258,6 +259,11 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
     return figure
 
 
+def _set(task: str) -> str:
+    """The set's name here, where the paper has another."""
+    return SETS.get(task, task)
+
+
 def _face(filled: bool) -> str:
     return "#555555" if filled else "white"
 
@@ -267,7 +273,7 @@ def _pair_panel(axes: Axes, points: Sequence[Point], colour_of: dict[str, str]) 
     axes.fill_between(slim, 0, 1 - slim, color="#56B4E9", alpha=0.18, linewidth=0)
     axes.axhline(0, color="#777777", linewidth=0.6)
     for task, colour in colour_of.items():
-        mine = [point for point in points if point.task == task]
+        mine = [point for point in points if _set(point.task) == task]
         sums = [point.slim_cost + point.edge for point in mine if point.edge is not None]
         if sums:
             axes.plot([0, 1.1], [fmean(sums), fmean(sums) - 1.1], color=colour, linewidth=0.9)

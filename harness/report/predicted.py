@@ -34,8 +34,8 @@ REMARK = (
     "Predicted: from the trace and the run's own times by rows, context and tier, fitted on the other half of the "
     "prompts. Ceiling: the same costs and block lengths with every draft accepted and no full pass but those that two "
     "tiers and plain steps cannot do without. c, c': drafting one token, and a slim forward, in full passes over one "
-    "token. Closed form: tokens a block by one acceptance rate over gamma c + 1, or over gamma c + c' + P(a block escalates). "
-    "Errors: prediction / measurement - 1."
+    "token. Closed form: tokens a block by one acceptance rate over gamma c + 1, or over gamma c + c' + P(a block "
+    "escalates). Errors: prediction / measurement - 1."
 )
 
 Parts = Mapping[Hashable, Mapping[Hashable, float]]
