@@ -15,6 +15,7 @@ from harness.report.plausibility import read_shapes
 from harness.report.scale import (
     CALIBRATED,
     ScaledPair,
+    Traced,
     devices_for,
     page,
     scaled,
@@ -78,7 +79,9 @@ def report_scale(
     if speed_machine is not None and speed_machine not in known:
         raise unknown("job.speed_machine", speed_machine, known)
 
-    arms, reasons, facts = [], {}, []
+    arms: list[Traced] = []
+    reasons: dict[str, str] = {}
+    facts = []
     for folder in chosen(results_dir, runs, reference):
         data, settings = read(folder), read_config(folder)
         found, why = traced(data.run, data.samples, settings, skip_ratio)

@@ -7,6 +7,7 @@ task with other tokens per block, T3 and T2, the edge is at T3 / (gamma c + c' +
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from textwrap import fill
 
 import matplotlib.style
 import numpy as np
@@ -228,10 +229,10 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
         height = -(-len(pairs) // columns)
         figure = Figure(figsize=(2.6 * columns, 2.1 * height + 0.9), layout="constrained")
         FigureCanvasAgg(figure)
-        grid = figure.subplots(height, columns, squeeze=False, sharex=True, sharey=True).flatten()
+        grid = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
         for axes, pair in zip(grid, pairs, strict=False):
             _pair_panel(axes, [point for point in points if point.pair == pair], colour_of)
-            axes.set_title("\n".join(pair.split(", ", 1)), fontsize=7.5)
+            axes.set_title("\n".join(fill(part, 38) for part in pair.split(", ", 1)), fontsize=7.5)
         for axes in grid[len(pairs) :]:
             axes.set_axis_off()
         for place, axes in enumerate(grid[: len(pairs)]):
@@ -241,7 +242,6 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
         for axes in grid[::columns]:
             axes.set_ylabel("X")
         grid[0].set_xlim(0, 1.1)
-        grid[0].set_ylim(min([-0.05, *(point.escalating - 0.05 for point in points)]), 1.25)
         handles = [Line2D([], [], color=colour, label=task) for task, colour in colour_of.items()]
         marks = {KINDS[0][0]: True, KINDS[1][0]: False}
         handles += [
@@ -272,6 +272,7 @@ def _pair_panel(axes: Axes, points: Sequence[Point], colour_of: dict[str, str]) 
     slim = np.linspace(0, 1, 2)
     axes.fill_between(slim, 0, 1 - slim, color="#56B4E9", alpha=0.18, linewidth=0)
     axes.axhline(0, color="#777777", linewidth=0.6)
+    axes.set_ylim(min([-0.05, *(point.escalating - 0.1 for point in points)]), 1.25)
     for task, colour in colour_of.items():
         mine = [point for point in points if _set(point.task) == task]
         sums = [point.slim_cost + point.edge for point in mine if point.edge is not None]

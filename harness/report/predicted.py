@@ -190,8 +190,8 @@ def _seconds(owners: Mapping[str, str], sample: SampleRecord, timed: bool) -> di
     if not timed or spent is None:
         return {"all": sample.decode_s}
     draft, slim, full = spent
-    inside = {owners[DRAFT]: draft, owners[SLIM]: slim, owners[FULL]: full}
-    return {**inside, "outside": sample.decode_s - sum(spent)}
+    outside = sample.decode_s - sum(spent)
+    return {owners[DRAFT]: draft, owners[SLIM]: slim, owners[FULL]: full, "outside": outside}
 
 
 def _speeds(prompts: Sequence[_Prompt]) -> dict[tuple[str, str], tuple[float, float]]:

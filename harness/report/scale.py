@@ -209,9 +209,10 @@ ASSUMED = (
 def scale_frame(rows: Sequence[ScaleRow]) -> pd.DataFrame:
     """A line for machine, pair and arm, a column for each context: milliseconds a token and speedup, as text."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
+    several = len({row.run_id for row in rows}) > 1
     for row in rows:
         key = (row.machine, row.pair, row.run_id, row.arm)
-        said = {"machine": row.machine, "pair": row.pair, "arm": row.arm}
+        said = {"machine": row.machine, "pair": row.pair, **({"run": row.run_id} if several else {}), "arm": row.arm}
         line = found.setdefault(key, {**said, "lossless": "yes" if row.lossless else "**lossy**"})
         many = "" if row.devices == 1 else f" ({row.devices} devices)"
         line[f"{row.context} cached"] = f"{row.plain_ms:.1f} to {row.ms:.1f} ms: {row.speedup:.2f}{many}"

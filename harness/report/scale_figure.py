@@ -1,6 +1,7 @@
 """Two figures of the roofline: speedups by context for pairs that do not fit here, and it beside measured forwards."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,14 +13,14 @@ from harness.report.figures import MARKERS, STYLE
 from harness.report.scale import ScaleRow
 from harness.roofline import Machine, Timed, errors
 
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 
 
 def scale_figure(rows: Sequence[ScaleRow]) -> Figure:
     """A panel a pair: predicted speedup over cached tokens, a colour for each arm, a line style for each machine."""
-    pairs, arms, machines = (
-        list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("pair", "arm", "machine")
-    )
+    pairs, machines = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("pair", "machine"))
+    arms = {(row.run_id, row.arm): row for row in rows}
+    several = len({row.run_id for row in rows}) > 1
     contexts = sorted({row.context for row in rows})
     with matplotlib.style.context(STYLE):
         colours = [f"#{one.lstrip('#')}" for one in matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]]
@@ -30,19 +31,21 @@ def scale_figure(rows: Sequence[ScaleRow]) -> Figure:
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, columns, squeeze=False, sharex=True, sharey=True).flatten()
         handles = []
-        for place, arm in enumerate(arms):
-            lossless = next(row.lossless for row in rows if row.arm == arm)
+        for place, (arm, known) in enumerate(arms.items()):
+            name = f"{known.arm}, {known.run_id}" if several else known.arm
             colour = colours[(1 + place) % len(colours)]
-            style = {
+            style: dict[str, Any] = {
                 "color": colour,
                 "marker": MARKERS[place % len(MARKERS)],
                 "markersize": 4,
-                "markerfacecolor": colour if lossless else "white",
+                "markerfacecolor": colour if known.lossless else "white",
             }
-            handles.append(Line2D([], [], linestyle="", label=arm if lossless else f"{arm} (lossy)", **style))
+            handles.append(Line2D([], [], linestyle="", label=name if known.lossless else f"{name} (lossy)", **style))
             for axes, pair in zip(grid, pairs, strict=False):
                 for dash, machine in enumerate(machines):
-                    mine = [row for row in rows if (row.arm, row.pair, row.machine) == (arm, pair, machine)]
+                    mine = [
+                        row for row in rows if (row.run_id, row.arm, row.pair, row.machine) == (*arm, pair, machine)
+                    ]
                     axes.plot(
                         [row.context for row in mine],
                         [row.speedup for row in mine],
