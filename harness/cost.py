@@ -1,15 +1,23 @@
 """What speculative decoding can gain, from costs and rates alone: predicted speedups, ceilings, break-even.
 
-A cost is seconds of a forward over seconds of the full verifier's at one token; ``c`` the drafter's, per drafted token,
-``c'`` the slim verifier's, per block. Assumed throughout, with batch 1 and few tokens: a pass over a block of gamma
-costs as much as one over a single token (memory-bound), and nothing besides forwards costs anything. Rates count every
-draft as accepted independently with one probability.
+In the closed forms a cost is seconds of a forward over seconds of the full verifier's at one token; ``c`` is the
+drafter's, per drafted token, ``c'`` the slim verifier's, per block. Assumed there, with batch 1 and few tokens: a pass
+over a block of gamma costs as much as one over a single token (memory-bound), and nothing besides forwards costs
+anything. Rates count every draft as accepted independently with one probability. The last part takes none of this for
+granted: there the time of a forward by rows and context is fitted to measured seconds.
 
 Sources: Leviathan et al. (arXiv 2211.17192), theorem 3.8, for two tiers; for three the same count of passes.
 """
 
 import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import nnls
 
 from harness.errors import UserError
 
@@ -74,6 +82,11 @@ def kept_share(full: Shape, skip_ratio: float) -> float:
     return full.read_weights(full.kept_layers(skip_ratio)) / full.read_weights()
 
 
+def weight_share(drafter: Shape, full: Shape, draft_bytes: float = 1.0) -> float:
+    """c by the bytes a drafter reads over those of the full verifier; ``draft_bytes``: of a weight over a weight's."""
+    return draft_bytes * drafter.read_weights() / full.read_weights()
+
+
 def _check(acceptance: float, gamma: int) -> None:
     if not 0 <= acceptance <= 1:
         raise UserError(f"acceptance={acceptance}: want a probability.")
@@ -130,3 +143,65 @@ def ceiling(gamma: int, costs: Costs, bonus: int) -> float:
 def break_even(slim_cost: float) -> float:
     """Full passes per block below which a third tier beats two of equal tokens per block: 1 - c'."""
     return 1 - slim_cost
+
+
+def break_even_at(tokens: float, gamma: float, costs: Costs) -> float:
+    """The same where three tiers have ``tokens`` times the tokens per block: tokens (gamma c + 1) - gamma c - c'."""
+    return tokens * (gamma * costs.draft + 1) - gamma * costs.draft - costs.slim
+
+
+# Measured times instead of two constants.
+
+KNOTS = (1, 2, 4, 6, 8, 16, 32)
+"""Rows between which the time of a forward is a straight line; beyond the last one it stays so."""
+
+Terms = Mapping[Hashable, float]
+"""Sums over the forwards of a prompt, each to be weighted."""
+
+
+@cache
+def ramps(rows: int) -> tuple[float, ...]:
+    """1, then for each pair of neighbouring knots how far ``rows`` is between them, 0 to 1.
+
+    Weighted by what is not negative they sum to a time that never falls with rows, whatever its shape.
+    """
+    pairs = [(low, high) for low, high in pairwise(KNOTS)]
+    within = [min(max(0.0, (rows - low) / (high - low)), 1.0) for low, high in pairs]
+    beyond = max(0.0, (rows - KNOTS[-1]) / (KNOTS[-1] - KNOTS[-2]))
+    return (1.0, *within[:-1], within[-1] + beyond)
+
+
+def forward_terms(name: Hashable, shapes: Iterable[tuple[int, int]]) -> dict[Hashable, float]:
+    """What the seconds of forwards of one tier are a weighted sum of; ``shapes`` are their rows and contexts.
+
+    Terms: their number, the ramps between knots, the cached positions that they attend to, these for each row, and
+    those of forwards of one row, whose attention may be another computation.
+    """
+    counts: Counter[int] = Counter()
+    seen: Counter[int] = Counter()
+    for rows, context in shapes:
+        counts[rows] += 1
+        seen[rows] += context
+    if not counts:
+        return {}
+    columns = zip(*([n * part for part in ramps(rows)] for rows, n in counts.items()), strict=True)
+    sums = [sum(column) for column in columns]
+    attended = (sum(seen.values()), sum(rows * context for rows, context in seen.items()), seen[1])
+    return {(name, place): value for place, value in enumerate((*sums, *map(float, attended)))}
+
+
+def fitted(terms: Sequence[Terms], seconds: Sequence[float]) -> dict[Hashable, float]:
+    """Seconds a unit of each term, none below 0, with which sums come nearest to ``seconds`` (least squares)."""
+    names = list(dict.fromkeys(name for one in terms for name in one))
+    table = np.array([[one.get(name, 0.0) for name in names] for one in terms], dtype=float).reshape(-1, len(names))
+    scale = np.linalg.norm(table, axis=0)
+    scale[scale == 0] = 1.0
+    weights, _ = nnls(table / scale, np.array(seconds, dtype=float))
+    return dict(zip(names, (weights / scale).tolist(), strict=True))
+
+
+def weighted(terms: Terms, weights: Mapping[Hashable, float]) -> float | None:
+    """The seconds of a sum of terms; None where one of them was never measured."""
+    if not terms.keys() <= weights.keys():
+        return None
+    return sum(value * weights[name] for name, value in terms.items())

@@ -76,8 +76,8 @@ def test_an_experiment_writes_its_run_tables_and_figure(experiment: tuple[str, P
     expected = {f"runs/{run.run_id}/{file}" for file in ("config.yaml", "run.json", "samples.jsonl", "summary.json")}
     differing = f"runs/{run.run_id}/divergences.jsonl"
     expected |= {differing, f"runs/{run.run_id}/fidelity.jsonl", "claims/.lock"}
-    expected |= {f"tables/{name}{ending}" for ending in (".md", ".csv", "_positions.csv")}
-    expected |= {f"figures/{name}{ending}" for ending in (".png", ".pdf")}
+    expected |= {f"tables/{name}{ending}" for ending in (".md", ".csv", "_positions.csv", "_predicted.csv")}
+    expected |= {f"figures/{name}{ending}" for ending in (".png", ".pdf", "_predicted.png", "_predicted.pdf")}
     assert set(files(folder)) == expected
     assert {file for file in files(folder) if not (folder / file).stat().st_size} == {differing, "claims/.lock"}
     page = (folder / f"tables/{name}.md").read_text()

@@ -1,13 +1,24 @@
 """Where a third tier pays: points of stored runs and of the paper, against the numbers they are made of."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from harness import compare
 from harness.jobs.plausibility import report_plausibility
+from harness.report.break_even import (
+    Point,
+    agreement,
+    break_even_figure,
+    implied_points,
+    measured_points,
+    pairs_figure,
+    table,
+)
 from harness.report.load import load
-from harness.report.break_even import Point, break_even_figure, implied_points, measured_points, table
 from harness.report.plausibility import Assumptions, plausibility, read_numbers, read_shapes
 from harness.report.tables import RunReport
 
@@ -15,6 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "results" / "paper"
 QUICKSTART = ROOT / "results" / "reference" / "quickstart"
 ARMS, TIERS = ("via_sd", "autoregressive"), ("slim", "full")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples() -> Iterator[None]:
+    with patch.object(compare, "RESAMPLES", 50):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +116,55 @@ def test_the_job_puts_a_run_beside_the_paper(tmp_path: Path) -> None:
 def test_without_a_run_the_paper_stands_alone(tmp_path: Path) -> None:
     report_plausibility(str(tmp_path), paper=str(PAPER))
     assert "our run" not in (tmp_path / "tables" / "break_even.md").read_text()
+
+
+def test_an_edge_is_where_this_arm_would_be_as_fast_as_two_tiers(stored: RunReport) -> None:
+    """By the numbers of the run: tokens a block over gamma c + c' + X are those of two tiers over gamma c + 1."""
+    known = {(row.task, row.arm, row.metric): row.value or 0.0 for row in stored.rows}
+    costs = {(one.task, one.arm): one for one in stored.predicted}
+    for point in measured_points([stored]):
+        drafted = known[point.task, "via_sd", "mean_drafted"] * (costs[point.task, "via_sd"].draft_cost or 0.0)
+        three, two = (known[point.task, arm, "mean_accept_length"] for arm in ("via_sd", "speculative"))
+        assert point.edge is not None and point.pair.endswith("small_lm(embedded_small_lm)")
+        assert three / (drafted + point.slim_cost + point.edge) == pytest.approx(two / (drafted + 1))
+
+
+def test_an_implied_edge_is_where_the_published_two_tiers_would_be_met() -> None:
+    shapes, read_in = read_shapes(PAPER)
+    found = plausibility(read_numbers(PAPER), shapes, read_in, Assumptions())
+    two = found[(found["source"] == "table8") & (found["method"] == "speculative")].set_index(["pair", "task"])
+    for point in implied_points(found):
+        kept, cost = 1 - reject_rate(point.pair, point.task), 5 * two.loc[(point.pair, point.task), "c"]
+        tokens = sum(kept**place for place in range(6))
+        assert point.edge is not None
+        assert tokens / (cost + point.slim_cost + point.edge) == pytest.approx(
+            two.loc[(point.pair, point.task), "at_rejection"]
+        )
+
+
+def test_rule_and_edge_are_counted_against_what_was_measured() -> None:
+    points = [
+        Point("both right", "t", 0.5, 0.2, 1.2, True, "p", 0.4),
+        Point("rule wrong, edge right", "t", 0.5, 0.6, 1.1, True, "p", 0.7),
+        Point("not measured", "t", 0.5, 0.6, None, True, "p", 0.7),
+    ]
+    assert agreement(points) == (2, 1, 2)
+
+
+def test_each_pair_has_a_panel_and_each_task_in_it_a_line() -> None:
+    points = [
+        Point("a", "t", 0.5, 0.2, 1.2, True, "p", 0.4),
+        Point("a", "u", 0.5, 0.9, 0.8, True, "p", 0.3),
+        Point("a", "t", 0.6, 0.5, None, False, "q", None),
+    ]
+    first, second = [axes for axes in pairs_figure(points).axes if axes.get_title(loc="left")]
+    dots = [line for line in first.lines if line.get_linestyle() == "None"]
+    assert len(dots) == 2 and len(first.lines) == 2 + 2 + 1  # points, edges, the axis of no escalation
+    assert len([line for line in second.lines if line.get_linestyle() == "None"]) == 1
+
+
+def test_reference_runs_stand_in_where_there_is_none_of_ones_own(tmp_path: Path) -> None:
+    reference = ROOT / "results" / "reference" / "quickstart"
+    report_plausibility(str(tmp_path), paper=str(PAPER), reference=str(reference))
+    text = (tmp_path / "tables" / "break_even.md").read_text()
+    assert text.count("our run") == 4 and "measured points the rule is right on" in text

@@ -10,12 +10,17 @@ from harness.cost import (
     Shape,
     block_full_passes,
     break_even,
+    break_even_at,
     ceiling,
+    fitted,
+    forward_terms,
     kept_share,
+    ramps,
     speculative_ceiling,
     speculative_speedup,
     three_tier_speedup,
     tokens_per_block,
+    weighted,
 )
 from harness.errors import UserError
 
@@ -140,3 +145,44 @@ def test_a_rate_out_of_bounds_is_refused(rate: float) -> None:
 def test_a_length_of_none_is_refused() -> None:
     with pytest.raises(UserError, match="gamma=0"):
         tokens_per_block(0.5, 0, 1)
+
+
+def test_ramps_are_a_straight_line_between_knots() -> None:
+    assert ramps(1) == (1, 0, 0, 0, 0, 0, 0)
+    assert ramps(3) == (1, 1, 0.5, 0, 0, 0, 0)
+    assert ramps(32) == (1,) * 7
+    assert ramps(48) == (1,) * 6 + (2,)
+
+
+def test_times_of_any_rising_shape_are_found_again() -> None:
+    """A step between 1 and 2 rows, flat to 4, then steep: neither a line nor convex."""
+    draw = random.Random(4)
+    milliseconds = {1: 10.0, 2: 14.0, 3: 14.0, 4: 14.0, 5: 18.0, 6: 22.0}
+    terms, seconds = [], []
+    for _ in range(40):
+        forwards = [(draw.choice(list(milliseconds)), draw.randint(50, 900)) for _ in range(20)]
+        terms.append(forward_terms("full", forwards))
+        seconds.append(sum(milliseconds[rows] / 1e3 + 1e-6 * context for rows, context in forwards))
+    weights = fitted(terms, seconds)
+    for rows, spent in milliseconds.items():
+        found = weighted(forward_terms("full", [(rows, 300)]), weights)
+        assert found == pytest.approx(spent / 1e3 + 3e-4, rel=1e-3)
+
+
+def test_no_cost_is_negative() -> None:
+    weights = fitted([{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0}], [2.0, 1.0])
+    assert min(weights.values()) >= 0
+
+
+def test_what_was_never_measured_has_no_cost() -> None:
+    weights = fitted([forward_terms("full", [(1, 10)])], [1.0])
+    assert weighted(forward_terms("slim", [(1, 10)]), weights) is None
+    assert forward_terms("slim", []) == {}
+
+
+def test_the_edge_is_where_both_speedups_meet_at_unequal_tokens() -> None:
+    costs = Costs(draft=0.1, slim=0.6)
+    two, three = 2.5, 2.8
+    edge = break_even_at(three / two, 5, costs)
+    assert three_tier_speedup(three, edge, 5, costs) == pytest.approx(two / (5 * costs.draft + 1))
+    assert break_even_at(1.0, 5, costs) == pytest.approx(break_even(costs.slim))

@@ -34,6 +34,7 @@ RING = (
     *("harness.cells", "harness.claims", "harness.resume", "harness.sweeps"),
     *("harness.live", "harness.jobs.status"),
     *("harness.report.figures", "harness.jobs.report", "harness.help", "harness.__main__"),
+    *("harness.traces", "harness.report.predicted", "harness.jobs.scale"),
     *("harness.cost", "harness.report.plausibility", "harness.report.break_even", "harness.jobs.plausibility"),
     *("harness.log.wandb", "harness.log.tensorboard", "harness.log.workspace"),
     *("harness.jobs.relog", "harness.jobs.workspace"),
@@ -74,6 +75,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "environment": frozenset(("errors", "records")),
     "compare": frozenset(("errors", "records")),
     "cost": frozenset(("errors",)),
+    "traces": frozenset(("records",)),
+    "roofline": frozenset(("errors", "cost")),
     "quality": frozenset(("records", "scoring", "compare")),
     "fidelity": frozenset(("records", "compare")),
     "metrics": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "pairing")),
@@ -85,7 +88,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records", "compare")),
     "report": frozenset(("errors", "records", "scoring", "compare", "quality", "fidelity", "metrics", "pairing"))
-    | {"positions", "store", "cost", "cells", "sweeps"},
+    | {"positions", "store", "cost", "traces", "roofline", "cells", "sweeps"},
     "training": frozenset(("errors", "records", "sampling", "model", "drafters", "decode", "store")),
     "help": frozenset(("errors", "config")),
     "measuring": frozenset(("records", "compare", "config", "sampling", "model", "decode", "divergence"))
@@ -124,7 +127,20 @@ ALLOWED: dict[str, frozenset[str]] = {
         "proposals",
         "slim_fidelity",
     }
-    | {"training", "audit", "preflight", "execution", "cells", "claims", "resume", "sweeps", "pareto", "live"},
+    | {
+        "training",
+        "audit",
+        "preflight",
+        "execution",
+        "cells",
+        "claims",
+        "resume",
+        "sweeps",
+        "pareto",
+        "live",
+        "cost",
+        "roofline",
+    },
     "rehearsal": frozenset(("errors", "config", "hub", "model", "decode", "sampling")),
     "preflight": frozenset(
         ("errors", "config", "hub", "environment", "store", "model", "drafters", "execution", "rehearsal")

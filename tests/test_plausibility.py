@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from harness.cost import Costs, ceiling
 from harness.errors import UserError
@@ -50,7 +51,10 @@ def test_the_paper_has_all_its_rows() -> None:
 
 def test_every_pair_has_shapes_and_says_where_they_were_read() -> None:
     shapes, read_in = read_shapes(PAPER)
-    assert {model for pair in PAIRS.values() for model in pair} | set(INDEPENDENT.values()) == set(shapes)
+    scale = yaml.safe_load((ROOT / "conf" / "job" / "scale.yaml").read_text())
+    named = {model for pair in PAIRS.values() for model in pair} | set(INDEPENDENT.values())
+    named |= {model for pair in scale["pairs"].values() for model in pair.values()} | {scale["speed_model"]}
+    assert named == set(shapes)
     assert all(isinstance(text, str) and text for text in read_in.values())
 
 

@@ -14,6 +14,7 @@ from harness.report.figures import save, speed_quality_figure
 from harness.report.load import load, load_if_any
 from harness.report.paper_figures import paper_figure
 from harness.report.paper_tables import write_paper_tables
+from harness.report.predicted_figure import write_predicted
 from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, console, differences, write_tables
 from harness.store import check_writable, find_runs, writing
@@ -150,6 +151,7 @@ def report_files(
         else:
             for path in figures_dir.glob(f"{name}.p[dn][fg]"):
                 path.unlink()
+        paths += write_predicted(reports, tables_dir, figures_dir, name)
         return paths + write_exports(reports, figure, tables_dir, name, formats)
 
 

@@ -21,6 +21,7 @@ from harness.cost import (
     speculative_speedup,
     three_tier_speedup,
     tokens_per_block,
+    weight_share,
 )
 from harness.errors import UserError
 from harness.report.tables import DASH
@@ -154,7 +155,7 @@ def judged(
     base, said = _parsed(method)
     gamma = int(said.get("gamma", assumed.gamma))
     skip = said["skip"] / 100 if "skip" in said else assumed.skip_ratio
-    draft = assumed.draft_bytes * drafter.read_weights() / full.read_weights()
+    draft = weight_share(drafter, full, assumed.draft_bytes)
     slim = kept_share(full, skip)
     kept = None if rejection is None else 1 - rejection
     low = high = at = None

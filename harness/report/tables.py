@@ -22,6 +22,7 @@ from harness.positions import PositionRow, position_rows
 from harness.quality import scorers
 from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
 from harness.report import pass_at_k
+from harness.report.predicted import Prediction, predicted_frame, predicted_remark, predictions
 from harness.report.quality import quality_frame, reading, signed
 from harness.scoring import METRICS
 from harness.store import DIVERGENCES, write_atomic
@@ -72,7 +73,8 @@ class RunReport:
     """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
 
     ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
-    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it.
+    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it. ``predicted``: what costs and
+    traces say of its speedups.
     """
 
     run: RunRecord
@@ -84,6 +86,7 @@ class RunReport:
     scorers: Mapping[str, str] = field(default_factory=dict)
     programs: pass_at_k.Programs | None = None
     remarks: tuple[str, ...] = ()
+    predicted: tuple[Prediction, ...] = ()
 
     @property
     def remark(self) -> str:
@@ -164,7 +167,8 @@ def build(
     places, known = tuple(position_rows(run, samples)), scorers(run, outputs)
     written = pass_at_k.programs(run, outputs, settings or {})
     said = tuple(remarks(run, samples))
-    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said)
+    foretold = tuple(predictions(run, samples, found, settings or {}))
+    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said, foretold)
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
@@ -397,6 +401,7 @@ def sections(reports: Sequence[RunReport]) -> list[tuple[str, pd.DataFrame, str]
     """The tables of a page that have a line: heading, text cells, and how to read them."""
     scorers_of = [report.scorers for report in reports]
     written = [report.programs for report in reports if report.programs]
+    foretold = [one for report in reports for one in report.predicted]
     found = [
         ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
         ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
@@ -405,6 +410,7 @@ def sections(reports: Sequence[RunReport]) -> list[tuple[str, pd.DataFrame, str]
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
+        ("Prediction and ceiling", predicted_frame(foretold, len(reports) > 1, DASH), predicted_remark(foretold)),
     ]
     return [(head, frame, remark) for head, frame, remark in found if not frame.empty]
 
