@@ -276,7 +276,7 @@ def test_two_runs_stay_apart() -> None:
     frame = tables.results_frame(reports)
     assert list(frame["run"].unique()) == [RUN.run_id, "other-run"] and len(frame) == 12
     labels = [text.get_text() for text in figures.speed_quality_figure(reports).legends[0].get_texts()]
-    assert len(labels) == 6 and any("other-run" in label for label in labels)
+    assert len(labels) == 7 and any("other-run" in label for label in labels)
 
 
 def test_figure_has_a_panel_a_task_and_shows_losing_and_lossy_arms() -> None:
@@ -284,7 +284,7 @@ def test_figure_has_a_panel_a_task_and_shows_losing_and_lossy_arms() -> None:
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["qa (n = 2, builtin data)", "translation (n = 2, local data)"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["autoregressive", "speculative", "via_sd (lossy)"]
+    assert labels == ["autoregressive", "speculative", "via_sd (lossy)", "front: none is better in both"]
     for axes in figure.axes:
         points = [line for line in axes.lines if line.get_marker() in tuple("osD")]
         markers = {round(float(np.asarray(line.get_xdata())[0]), 6): line for line in points}
@@ -308,6 +308,7 @@ def test_report_rebuilds_everything_from_the_run_folder(
         "tables/run_positions.csv",
         "figures/run.png",
         "figures/run.pdf",
+        *(f"figures/run_{what}.{kind}" for what in ("rates", "routes") for kind in ("png", "pdf")),
     ]
     assert paths[3].read_bytes().startswith(b"\x89PNG") and paths[4].read_bytes().startswith(b"%PDF")
     assert "gamma 4" in paths[0].read_text() and "run.png" in capsys.readouterr().out
@@ -360,7 +361,7 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
     report_of_run = tables.build(run, made)
     assert compares_drafters([report_of_run]) and not compares_drafters([tables.build(RUN, samples())])
     figure = drafters_figure(report_of_run)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["qa (n = 2)", "translation (n = 2)"] * 2
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["qa\n(n = 2)", "translation\n(n = 2)"] * 2
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(drafters)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["speculative", "via_sd (lossy)"]
     for axes, values in zip(figure.axes[::2], ({2.0, 0.5}, None), strict=True):

@@ -9,9 +9,8 @@ from harness.config import FILE_NAME
 from harness.errors import UserError
 from harness.metrics import complete_prompts
 from harness.records import SampleRecord
-from harness.report.drafters import compares_drafters, drafters_figure
-from harness.report.figures import save, speed_quality_figure
-from harness.report.paper_figures import paper_figure
+from harness.report.choice import figures_of, main_figure
+from harness.report.figures import save
 from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, build, console, differences, write_tables
 from harness.store import RunData, check_writable, find_runs, read, read_config, writing
@@ -23,7 +22,7 @@ WIDTH = 120
 def report(
     results_dir: str, runs: str | Sequence[str] | None = None, name: str | None = None, sweep: str | None = None
 ) -> list[Path]:
-    """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
+    """Rebuild ``results/tables/<name>*`` and ``results/figures/<name>*``, print the tables, return the paths.
 
     ``name``: by default the name that the (first) run was made under.
 
@@ -41,7 +40,7 @@ def report(
         return report_sweep(results_dir, sweep, name or sweep)
     reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
-    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name)
+    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, further=True)
 
 
 def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
@@ -86,8 +85,10 @@ def load(folder: Path) -> RunReport:
     return build(data.run, samples, read_config(folder), note, data.divergences, data.fidelity)
 
 
-def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
-    """Print the tables, write all files, return their paths.
+def write_reports(
+    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, further: bool = False
+) -> list[Path]:
+    """Print the tables, write all files, return their paths; ``further`` as in ``report_files``.
 
     Raises:
         UserError: ``name`` is no plain file name, or a folder cannot be written.
@@ -103,7 +104,7 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    paths = report_files(reports, tables_dir, figures_dir, name)
+    paths = report_files(reports, tables_dir, figures_dir, name, further)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if line := differences(reports):
@@ -111,10 +112,13 @@ def write_reports(reports: Sequence[RunReport], tables_dir: Path, figures_dir: P
     return paths
 
 
-def report_files(reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
-    """Write tables and figure without a word; their paths."""
-    figure = paper_figure(reports)
-    if figure is None:
-        figure = drafters_figure(reports[0]) if compares_drafters(reports) else speed_quality_figure(reports)
+def report_files(
+    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, further: bool = False
+) -> list[Path]:
+    """Write tables and figure without a word; their paths. ``further``: also the figures beside the main one."""
+    drawn = figures_of(reports) if further else {"": main_figure(reports)}
     with writing(tables_dir):
-        return write_tables(reports, tables_dir, name) + save(figure, figures_dir, name)
+        paths = write_tables(reports, tables_dir, name)
+        for ending, figure in drawn.items():
+            paths += save(figure, figures_dir, f"{name}_{ending}" if ending else name)
+    return paths
