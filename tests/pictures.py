@@ -48,8 +48,8 @@ def outline(text: Text) -> Path:
     box = Path(np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]), closed=True)
     if turned:
         text.set_rotation(angle)
-        anchor = text.get_transform().transform(text.get_position())
-        box = box.transformed(Affine2D().rotate_deg_around(*anchor, angle))
+        x, y = text.get_transform().transform(text.get_position())
+        box = box.transformed(Affine2D().rotate_deg_around(x, y, angle))
     return box
 
 

@@ -1,6 +1,7 @@
 """Figures with a row for each arm: routes by place in the block, where decoding time goes, and the four named rates."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness.compare import BASELINE, divide
 from harness.positions import PositionRow
-from harness.report.figures import LEVEL, MARKERS, STYLE, arm_label, colour, wrapped
+from harness.report.figures import LEVEL, MARKERS, STYLE, arm_label, colour, row_height, wrapped
 from harness.report.tables import DASH, Line, RunReport, lines
 
 ROUTES = {"accept": "#0072B2", "regenerate": "#009E73", "escalate": "#D55E00"}
@@ -38,9 +39,10 @@ def names(found: Sequence[Line], several: bool) -> list[str]:
     return list(dict.fromkeys(arm_label(line, several) for line in found))
 
 
-def rows_figure(count: int, columns: int, height: int, row: float) -> tuple[Figure, NDArray[np.object_]]:
-    """``height`` rows of panels that share their axis of ``count`` arms, each ``row`` inches high."""
-    figure = Figure(figsize=(WIDTH, 1.1 + height * (0.65 + row * count)), layout="constrained")
+def rows_figure(arms: Sequence[str], columns: int, height: int, row: float) -> tuple[Figure, NDArray[np.object_]]:
+    """``height`` rows of panels that share their axis of arms, each ``row`` inches high or as high as its label."""
+    row = row_height([wrapped(arm, NAME) for arm in arms], row)
+    figure = Figure(figsize=(WIDTH, 1.1 + height * (0.65 + row * len(arms))), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(height, columns, squeeze=False, sharey=True, sharex=True)
 
@@ -48,9 +50,7 @@ def rows_figure(count: int, columns: int, height: int, row: float) -> tuple[Figu
 def label_rows(panels: Iterable[Axes], arms: Sequence[str], middle: float) -> None:
     """The first arm on top; ``middle`` of a row that begins at 0."""
     for axes in panels:
-        axes.set_yticks(
-            [place + middle for place in range(len(arms))], [wrapped(arm, NAME) for arm in arms[::-1]]
-        )
+        axes.set_yticks([place + middle for place in range(len(arms))], [wrapped(arm, NAME) for arm in arms[::-1]])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
 
@@ -58,7 +58,7 @@ def label_rows(panels: Iterable[Axes], arms: Sequence[str], middle: float) -> No
 def task_panels(tasks: Sequence[str], arms: Sequence[str], row: float) -> tuple[Figure, NDArray[np.object_]]:
     """A panel for each task, three beside each other at most, or four of four."""
     columns = min(len(tasks), 4 if len(tasks) == 4 else 3)
-    figure, grid = rows_figure(len(arms), columns, -(-len(tasks) // columns), row)
+    figure, grid = rows_figure(arms, columns, -(-len(tasks) // columns), row)
     for axes in grid.flat[len(tasks) :]:
         axes.set_axis_off()
     for index, axes in enumerate(grid.flat[: len(tasks)]):
@@ -177,7 +177,7 @@ def rates_figure(reports: Sequence[RunReport]) -> Figure | None:
         return None
     arms, tasks = names(found, several), list(dict.fromkeys(line.task for line in found))
     with matplotlib.style.context(STYLE):
-        figure, grid = rows_figure(len(arms), len(RATES), 1, 0.16 + 0.07 * len(tasks))
+        figure, grid = rows_figure(arms, len(RATES), 1, 0.16 + 0.07 * len(tasks))
         for axes, (rate, words) in zip(grid[0], RATES.items(), strict=True):
             for line in found:
                 place = len(arms) - 1 - arms.index(arm_label(line, several))
@@ -209,5 +209,5 @@ def draw_rate(axes: Axes, line: Line, rate: str, place: float, tasks: Sequence[s
     if known.low is not None and known.high is not None:
         axes.plot([known.low, known.high], [y, y], color=colour(index), linewidth=0.9, zorder=2)
     face = colour(index) if line.arm.lossless else "white"
-    look = {"marker": MARKERS[index % len(MARKERS)], "color": colour(index), "markerfacecolor": face}
+    look: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "color": colour(index), "markerfacecolor": face}
     axes.plot(known.value, y, linestyle="", markersize=4, zorder=3, **look)

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour, wrapped
+from harness.report.figures import LEVEL, MARKERS, STYLE, colour, row_height, wrapped
 from harness.report.tables import Line, RunReport, lines
 
 SHOWN = {
@@ -53,7 +53,9 @@ def drafters_figure(report: RunReport) -> Figure:
     drafters = _drafters(found)
     with matplotlib.style.context(STYLE):
         looks = _looks(found)
-        size = (1.8 + 1.4 * max(2, len(tasks)), 1.4 + 2 * (0.6 + 0.27 * len(drafters)))
+        names = [wrapped(name, 24) for name in drafters]
+        row = row_height(names, 0.27)
+        size = (1.8 + 1.4 * max(2, len(tasks)), 1.4 + 2 * (0.6 + row * len(drafters)))
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(len(SHOWN), len(tasks), squeeze=False, sharey=True, sharex="row")
@@ -61,7 +63,7 @@ def drafters_figure(report: RunReport) -> Figure:
             for axes, task in zip(row, tasks, strict=True):
                 n = _panel(axes, [line for line in found if line.task == task], metric, drafters, looks)
                 axes.set_title(f"{task}\n(n = {n})")
-            row[0].set_yticks(range(len(drafters)), [wrapped(name, 22) for name in drafters])
+            row[0].set_yticks(range(len(drafters)), names)
             row[0].set_ylim(len(drafters) - 0.5, -0.5)
             row[(len(tasks) - 1) // 2].set_xlabel(label)
         handles = [

@@ -217,6 +217,8 @@ def explored_figure(frame: pd.DataFrame, metric: str = "speedup_decode", x: str 
             axes.tick_params(labelbottom=bottom)
             axes.set_xlabel((x if numeric else metric) if bottom else "")
             axes.set_ylabel(metric if numeric and left else "")
+        if numeric and len(places) <= 8:
+            grid[0].set_xticks(places, map(str, places))
         if not numeric:
             grid[0].set_yticks(range(len(places)), [wrapped(str(place), 26) for place in places])
             grid[0].set_ylim(len(places) - 0.5, -0.5)

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def wrapped(name: str, width: int) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(line.rstrip() for line in lines)
+
+
+def row_height(labels: Sequence[str], least: float) -> float:
+    """Inches that rows need for these labels, which may have several lines, not to touch those of their neighbours."""
+    sizes = [label.count("\n") + 1 for label in labels]
+    return max([least, *(0.15 * (one + other) / 2 for one, other in pairwise(sizes))])
 
 
 def _look(index: int, lossless: bool) -> dict[str, Any]:

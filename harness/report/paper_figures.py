@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from harness.compare import BASELINE, divide
 from harness.metrics import DIFFERENCE
@@ -231,10 +232,10 @@ def reliance_figure(report: RunReport) -> Figure | None:
     def pane(metric: str, label: str) -> Pane:
         def series(task_lines: Sequence[Line]) -> Iterator[Series]:
             for index, reading in enumerate(READINGS, 1):
-                for alpha1 in alphas1:
+                for place, alpha1 in enumerate(alphas1):
                     points = at_points(report, task_lines, reading, [(alpha1, alpha2) for alpha2 in alphas2])
                     marks = [one for _, x, line, bare in points for one in mark(x, line.metrics[metric], bare)]
-                    yield Series(f"{reading}, alpha1 {alpha1:g}", index, tuple(marks))
+                    yield Series(f"{reading}, alpha1 {alpha1:g}", index + len(READINGS) * place, tuple(marks))
 
         return Pane(label, series, lambda task: points_of(paper_points("fig6", None, report), "alpha2"), whole=True)
 
@@ -293,7 +294,9 @@ def gamma_figure(report: RunReport) -> Figure | None:
     speculative = [line.arm.arm for line in lines([report]) if line.arm.arm == "speculative"]
     gamma = report.settings.get("gamma")
     remark = f"Two tiers: at gamma {gamma}. {BARS}" if speculative else BARS
-    return panels(report, [pane], "gamma", remark)
+    figure = panels(report, [pane], "gamma", remark)
+    figure.axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))  # shared by all panels
+    return figure
 
 
 DRAWN: dict[str, Callable[[RunReport], Figure | None]] = {
