@@ -10,9 +10,10 @@ import pytest
 
 from harness import compare
 from harness.compare import BASELINE
-from harness.jobs.report import load, report_files
+from harness.jobs.report import report_files
 from harness.metrics import rows
 from harness.records import ArmRecord, BlockTrace, RunRecord, SampleRecord
+from harness.report.load import load
 from harness.report.predicted import (
     Prediction,
     median_error,

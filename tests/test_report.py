@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs import report as report_module
 from harness.jobs.report import report, write_reports
 from harness.records import (
     SCHEMA,
@@ -26,7 +25,7 @@ from harness.records import (
     SampleRecord,
     StopReason,
 )
-from harness.report import figures, tables
+from harness.report import choice, figures, tables
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.store import RunFolder
 
@@ -277,7 +276,7 @@ def test_two_runs_stay_apart() -> None:
     frame = tables.results_frame(reports)
     assert list(frame["run"].unique()) == [RUN.run_id, "other-run"] and len(frame) == 12
     labels = [text.get_text() for text in figures.speed_quality_figure(reports).legends[0].get_texts()]
-    assert len(labels) == 6 and any("other-run" in label for label in labels)
+    assert len(labels) == 7 and any("other-run" in label for label in labels)
 
 
 def test_figure_has_a_panel_a_task_and_shows_losing_and_lossy_arms() -> None:
@@ -285,7 +284,7 @@ def test_figure_has_a_panel_a_task_and_shows_losing_and_lossy_arms() -> None:
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["qa (n = 2, builtin data)", "translation (n = 2, local data)"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["autoregressive", "speculative", "via_sd (lossy)"]
+    assert labels == ["autoregressive", "speculative", "via_sd (lossy)", "front: none is better in both"]
     for axes in figure.axes:
         points = [line for line in axes.lines if line.get_marker() in tuple("osD")]
         markers = {round(float(np.asarray(line.get_xdata())[0]), 6): line for line in points}
@@ -309,6 +308,7 @@ def test_report_rebuilds_everything_from_the_run_folder(
         "tables/run_positions.csv",
         "figures/run.png",
         "figures/run.pdf",
+        *(f"figures/run_{what}.{kind}" for what in ("rates", "routes") for kind in ("png", "pdf")),
     ]
     assert paths[3].read_bytes().startswith(b"\x89PNG") and paths[4].read_bytes().startswith(b"%PDF")
     assert "gamma 4" in paths[0].read_text() and "run.png" in capsys.readouterr().out
@@ -361,7 +361,7 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
     report_of_run = tables.build(run, made)
     assert compares_drafters([report_of_run]) and not compares_drafters([tables.build(RUN, samples())])
     figure = drafters_figure(report_of_run)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["qa (n = 2)", "translation (n = 2)"] * 2
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["qa\n(n = 2)", "translation\n(n = 2)"] * 2
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(drafters)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["speculative", "via_sd (lossy)"]
     for axes, values in zip(figure.axes[::2], ({2.0, 0.5}, None), strict=True):
@@ -375,7 +375,7 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
 def test_no_figure_is_drawn_of_more_runs_than_can_be_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_module, "MOST_RUNS", 2)
+    monkeypatch.setattr(choice, "MOST_RUNS", 2)
     reports = [tables.build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "abc")]
     tables_dir, figures_dir = tmp_path / "t", tmp_path / "f"
     assert [path.name for path in write_reports(reports[:2], tables_dir, figures_dir, "run")][3:] == [

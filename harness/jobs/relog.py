@@ -12,8 +12,8 @@ from rich.console import Console
 from harness.errors import UserError
 from harness.jobs.report import run_ids
 from harness.log import Logger, NullLogger
-from harness.report.drafters import compares_drafters, drafters_figure
-from harness.report.figures import save, speed_quality_figure
+from harness.report.choice import main_figure
+from harness.report.figures import save
 from harness.report.load import load
 from harness.report.tables import write_tables
 from harness.store import RUN, find_runs, read
@@ -70,8 +70,8 @@ def send(folder: Path, log: Logger) -> None:
     report, samples = load(folder), read(folder).samples
     with tempfile.TemporaryDirectory(prefix="harness-relog-") as made:
         name = str(report.settings.get("name", "run"))
-        figure = drafters_figure(report) if compares_drafters([report]) else speed_quality_figure([report])
-        files = write_tables([report], Path(made) / "tables", name) + save(figure, Path(made) / "figures", name)
+        files = write_tables([report], Path(made) / "tables", name)
+        files += save(main_figure([report]), Path(made) / "figures", name)
         log.start(report.run, report.settings)
         try:
             for sample in samples:

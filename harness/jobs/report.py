@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from harness.config import FILE_NAME
 from harness.errors import UserError
-from harness.report.drafters import compares_drafters, drafters_figure
+from harness.report import choice
 from harness.report.exports import chosen_formats, write_exports
-from harness.report.figures import save, speed_quality_figure
+from harness.report.figures import save
 from harness.report.load import load, load_if_any
-from harness.report.paper_figures import paper_figure
 from harness.report.paper_tables import write_paper_tables
 from harness.report.predicted_figure import write_predicted
 from harness.report.sweep import cells_of_sweep, write_sweep
@@ -21,8 +19,6 @@ from harness.store import check_writable, find_runs, writing
 
 WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
-MOST_RUNS = 12
-"""Runs of which a figure can be read: its legend names the arms of each."""
 
 
 def report(
@@ -33,7 +29,7 @@ def report(
     paper: str | Sequence[str] | None = None,
     format: str | Sequence[str] | None = None,
 ) -> list[Path]:
-    """Rebuild ``results/tables/<name>.*`` and ``results/figures/<name>.*``, print the tables, return the paths.
+    """Rebuild ``results/tables/<name>*`` and ``results/figures/<name>*``, print the tables, return the paths.
 
     ``name``: by default the name that the (first) run was made under.
 
@@ -61,7 +57,7 @@ def report(
         return report_paper(results_dir, paper, "html" in formats)
     reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
-    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, formats)
+    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, formats, True)
 
 
 def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
@@ -111,9 +107,14 @@ def run_ids(runs: object) -> list[str] | None:
 
 
 def write_reports(
-    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, formats: Sequence[str] = ()
+    reports: Sequence[RunReport],
+    tables_dir: Path,
+    figures_dir: Path,
+    name: str,
+    formats: Sequence[str] = (),
+    further: bool = False,
 ) -> list[Path]:
-    """Print the tables, write all files, return their paths.
+    """Print the tables, write all files, return their paths; ``further`` as in ``report_files``.
 
     Raises:
         UserError: ``name`` is no plain file name, or a folder cannot be written.
@@ -129,39 +130,35 @@ def write_reports(
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    paths = report_files(reports, tables_dir, figures_dir, name, formats)
+    paths = report_files(reports, tables_dir, figures_dir, name, formats, further)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if all(path.parent != figures_dir for path in paths):
-        screen.print(f"no figure of {len(reports)} runs: {MOST_RUNS} can be told apart; a sweep has its own")
+        screen.print(f"no figure of {len(reports)} runs: {choice.MOST_RUNS} can be told apart; a sweep has its own")
     if line := differences(reports):
         screen.print(line, soft_wrap=True)
     return paths
 
 
 def report_files(
-    reports: Sequence[RunReport], tables_dir: Path, figures_dir: Path, name: str, formats: Sequence[str] = ()
+    reports: Sequence[RunReport],
+    tables_dir: Path,
+    figures_dir: Path,
+    name: str,
+    formats: Sequence[str] = (),
+    further: bool = False,
 ) -> list[Path]:
-    """Write tables and figure without a word; their paths. Where there is no figure, one of before goes."""
-    figure = figure_of(reports)
+    """Write tables and figures without a word; their paths. Where there is no figure, one of before goes.
+
+    ``formats``: further files of the tables. ``further``: also the figures beside the main one.
+    """
+    drawn = choice.figures_of(reports, further)
     with writing(tables_dir):
         paths = write_tables(reports, tables_dir, name)
-        if figure is not None:
-            paths += save(figure, figures_dir, name)
-        else:
+        for ending, figure in drawn.items():
+            paths += save(figure, figures_dir, f"{name}_{ending}" if ending else name)
+        if not drawn:
             for path in figures_dir.glob(f"{name}.p[dn][fg]"):
                 path.unlink()
         paths += write_predicted(reports, tables_dir, figures_dir, name)
-        return paths + write_exports(reports, figure, tables_dir, name, formats)
-
-
-def figure_of(reports: Sequence[RunReport]) -> Figure | None:
-    """The paper's where these runs are one of its, one by drafter of a run that compares them, else speed and quality.
-
-    None of more runs than a legend can name.
-    """
-    if (figure := paper_figure(reports)) is not None:
-        return figure
-    if compares_drafters(reports):
-        return drafters_figure(reports[0])
-    return speed_quality_figure(reports) if len(reports) <= MOST_RUNS else None
+        return paths + write_exports(reports, drawn.get(""), tables_dir, name, formats)

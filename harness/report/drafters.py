@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.figures import MARKERS, STYLE
+from harness.report.figures import LEVEL, MARKERS, STYLE, colour, row_height, wrapped
 from harness.report.tables import Line, RunReport, lines
 
 SHOWN = {
@@ -32,14 +32,15 @@ def _drafters(found: Sequence[Line]) -> list[str]:
 def _looks(found: Sequence[Line]) -> dict[tuple[str, bool], dict[str, Any]]:
     """Colour and marker of each method, by its name and losslessness; lossy ones are hollow."""
     methods = list(dict.fromkeys((line.arm.method, line.arm.lossless) for line in found if line.arm.drafter))
-    colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    looks = {}
-    for index, key in enumerate(methods, 1):
-        colour = f"#{colours[index % len(colours)].lstrip('#')}"
-        face = colour if key[1] else "white"
-        marker = MARKERS[index % len(MARKERS)]
-        looks[key] = {"color": colour, "marker": marker, "markerfacecolor": face, "markeredgecolor": colour}
-    return looks
+    return {
+        key: {
+            "color": colour(index),
+            "marker": MARKERS[index % len(MARKERS)],
+            "markerfacecolor": colour(index) if key[1] else "white",
+            "markeredgecolor": colour(index),
+        }
+        for index, key in enumerate(methods, 1)
+    }
 
 
 def drafters_figure(report: RunReport) -> Figure:
@@ -52,23 +53,29 @@ def drafters_figure(report: RunReport) -> Figure:
     drafters = _drafters(found)
     with matplotlib.style.context(STYLE):
         looks = _looks(found)
-        size = (1.6 + 2.1 * len(tasks), 1.2 + 2 * (0.5 + 0.3 * len(drafters)))
+        names = [wrapped(name, 24) for name in drafters]
+        row = row_height(names, 0.27)
+        size = (1.8 + 1.4 * max(2, len(tasks)), 1.4 + 2 * (0.6 + row * len(drafters)))
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(len(SHOWN), len(tasks), squeeze=False, sharey=True, sharex="row")
         for row, (metric, label) in zip(grid, SHOWN.items(), strict=True):
             for axes, task in zip(row, tasks, strict=True):
                 n = _panel(axes, [line for line in found if line.task == task], metric, drafters, looks)
-                axes.set_title(f"{task} (n = {n})")
-            row[0].set_yticks(range(len(drafters)), drafters)
+                axes.set_title(f"{task}\n(n = {n})")
+            row[0].set_yticks(range(len(drafters)), names)
             row[0].set_ylim(len(drafters) - 0.5, -0.5)
-            row[len(tasks) // 2].set_xlabel(label)
+            row[(len(tasks) - 1) // 2].set_xlabel(label)
         handles = [
             Line2D([], [], linestyle="", label=name if lossless else f"{name} (lossy)", **look)
             for (name, lossless), look in looks.items()
         ]
         figure.legend(
-            handles=handles, loc="outside lower center", ncols=len(handles), title="Bars: 95 % intervals over prompts."
+            handles=handles,
+            loc="outside lower center",
+            ncols=max(1, min(len(handles), int(size[0] / 1.7))),
+            title="Bars: 95 % intervals over prompts.",
+            title_fontsize=8,
         )
     return figure
 
@@ -81,7 +88,7 @@ def _panel(
     looks: dict[tuple[str, bool], dict[str, Any]],
 ) -> int:
     """Draw one metric of one task; the number of prompts."""
-    axes.axvline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    axes.axvline(1.0, **LEVEL)
     step = 0.5 / max(1, len(looks))
     for line in task_lines:
         value = line.metrics[metric]

@@ -2,8 +2,11 @@
 
 import io
 import math
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,10 @@ from harness.store import write_atomic
 
 STYLE = Path(__file__).with_name("style.mplstyle")
 MARKERS = "osD^vPX<"
+LEVEL: dict[str, Any] = {"color": "#777777", "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
+"""The baseline's level."""
+FRONT: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
+GREY: dict[str, Any] = {"color": "#AAAAAA", "marker": "o", "markersize": 4, "markeredgecolor": "#AAAAAA"}
 METRIC_LABELS = {
     "bleu": "BLEU",
     "rouge2": "ROUGE-2",
@@ -32,26 +39,55 @@ METRIC_LABELS = {
 }
 
 
-def _label(line: Line, several: bool) -> str:
+def arm_label(line: Line, several: bool) -> str:
+    """An arm by name, the run beside it where there are several, and that it is lossy."""
     name = f"{line.arm.arm}, {line.run.run_id}" if several else line.arm.arm
     return name if line.arm.lossless else f"{name} (lossy)"
 
 
-def _look(index: int, lossless: bool) -> dict[str, Any]:
-    """Colour and marker of an arm; lossy arms are hollow."""
+def colour(index: int) -> str:
+    """A colour of the style sheet, which has to be in use; over again after the last."""
     colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    colour = f"#{colours[index % len(colours)].lstrip('#')}"
+    return f"#{colours[index % len(colours)].lstrip('#')}"
+
+
+def wrapped(name: str, width: int) -> str:
+    """A name in lines of ``width`` letters where it can be broken, which is after a blank, ``_``, ``(`` and ``-``.
+
+    >>> wrapped("graft(small_lm(embedded_small_lm), 0.4)", 22)
+    'graft(small_lm(\\nembedded_small_lm),\\n0.4)'
+    """
+    lines = [""]
+    for part in re.findall(r"[^\s_(-]*[\s_(-]?", name):
+        if len((lines[-1] + part).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def row_height(labels: Sequence[str], least: float) -> float:
+    """Inches that rows need for these labels, which may have several lines, not to touch those of their neighbours."""
+    sizes = [label.count("\n") + 1 for label in labels]
+    return max([least, *(0.15 * (one + other) / 2 for one, other in pairwise(sizes))])
+
+
+def _look(index: int, lossless: bool) -> dict[str, Any]:
+    """Colour and marker of an arm, other pairs of them in each round; lossy arms are hollow."""
     return {
-        "color": colour,
-        "marker": MARKERS[index % len(MARKERS)],
-        "markerfacecolor": colour if lossless else "white",
-        "markeredgecolor": colour,
+        "color": colour(index),
+        "marker": MARKERS[(index + index // len(MARKERS)) % len(MARKERS)],
+        "markerfacecolor": colour(index) if lossless else "white",
+        "markeredgecolor": colour(index),
         "markeredgewidth": 1.3,
     }
 
 
 TIE_POINTS = 5.0
 """Typographic points between markers that would hide one another; the quality axis is not touched."""
+PANEL_POINTS = 120
+"""Typographic points that a panel is high at least: room for those markers below the lowest value."""
+CROWD = 12
+"""Arms in a figure above which those on no front are grey and share a line of the legend."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +104,40 @@ class Point:
     shift: float = 0.0
 
 
-def _points(task_lines: Sequence[Line], metric: str, several: bool) -> list[Point]:
+def _points(task_lines: Sequence[Line], several: bool) -> list[Point]:
     found = []
     for line in task_lines:
-        speed, score = line.metrics["speedup_decode"], line.metrics[metric]
+        speed, score = line.metrics["speedup_decode"], line.metrics[_quality(line)]
         if speed.value is not None and score.value is not None:
-            found.append(Point(_label(line, several), *_bounds(speed, speed.value), *_bounds(score, score.value)))
+            found.append(Point(arm_label(line, several), *_bounds(speed, speed.value), *_bounds(score, score.value)))
     return found
+
+
+def _quality(line: Line) -> str:
+    """The first metric of its task."""
+    return line.run.task_metrics[line.task][0]
 
 
 def _bounds(row: MetricRow, value: float) -> tuple[float, float, float]:
     """Value, low, high; without an interval both ends are the value, and no line is drawn."""
     return value, value if row.low is None else row.low, value if row.high is None else row.high
+
+
+def front(points: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
+    """Pareto front of a task by the values alone: the points that none beats in one and equals in the other; by speed.
+
+    >>> a, b, c = (Point(name, x, x, x, y, y, y) for name, x, y in (("a", 1, 9), ("b", 2, 5), ("c", 1.5, 5)))
+    >>> [point.label for point in front([a, b, c])]
+    ['a', 'b']
+    """
+    sign = 1 if higher_is_better else -1
+
+    def beaten(one: Point) -> bool:
+        mine = (one.x, sign * one.y)
+        others = ((other.x, sign * other.y) for other in points)
+        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
+
+    return sorted((one for one in points if not beaten(one)), key=lambda one: one.x)
 
 
 def _part_ties(points: Sequence[Point]) -> list[Point]:
@@ -104,12 +162,15 @@ def _legend_columns(labels: Sequence[str], width: float) -> int:
 def _panel(axes: Axes, task_lines: Sequence[Line], looks: Mapping[str, dict[str, Any]], several: bool) -> bool:
     """Draw one task; True when points were moved apart."""
     first = task_lines[0]
-    metric = first.run.task_metrics[first.task][0]
-    points = _points(task_lines, metric, several)
+    metric = METRICS[_quality(first)]
+    points = _points(task_lines, several)
     low = min((min(point.y_low, point.y) for point in points), default=0.0)
     high = max((max(point.y_high, point.y) for point in points), default=1.0)
     span = max(high - low, 2.0)
-    axes.axvline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    axes.axvline(1.0, **LEVEL)
+    best = front(points, metric.higher_is_better)
+    steps = [point.x for point in best], [point.y for point in best]
+    axes.plot(*steps, drawstyle="steps-pre", **FRONT)
     parted = _part_ties(points)
     for point in parted:
         look = looks[point.label]
@@ -121,23 +182,45 @@ def _panel(axes: Axes, task_lines: Sequence[Line], looks: Mapping[str, dict[str,
         )
     axes.update_datalim([(x, point.y) for point in parted for x in (point.x_low, point.x_high)])
     axes.autoscale_view()
-    axes.set_ylim(low - 0.2 * span, high + 0.12 * span)
+    below = max(0.2, (max((point.shift for point in parted), default=0.0) + 10) / PANEL_POINTS)
+    axes.set_ylim(low - below * span, high + 0.12 * span)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     source = first.run.data.get(first.task)
     kind = f", {source.kind} data" if source else ""
     axes.set_title(f"{first.task} (n = {first.n}{kind})")
-    unit = " (%)" if METRICS[metric].unit == "%" else ""
-    axes.set_ylabel(METRIC_LABELS.get(metric, metric) + unit)
+    axes.set_ylabel(METRIC_LABELS.get(metric.name, metric.name) + (" (%)" if metric.unit == "%" else ""))
     shown = {point.label for point in points}
-    hidden = [label for line in task_lines if (label := _label(line, several)) not in shown]
+    hidden = [label for line in task_lines if (label := arm_label(line, several)) not in shown]
     if hidden:
-        text = "no value: " + ", ".join(hidden)
+        text = textwrap.fill("no value: " + ", ".join(hidden), 44, max_lines=2, placeholder=" …")
         axes.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=6.5, color="#555555")
     return any(point.shift for point in parted)
 
 
+def _looks(all_lines: Sequence[Line], several: bool) -> tuple[dict[str, dict[str, Any]], list[Line2D]]:
+    """Colour and marker of each arm by its label, and the entries of the legend; of a crowd all that matter."""
+    labels = {arm_label(line, several): line.arm.lossless for line in all_lines}
+    shown = list(labels)
+    if len(labels) > CROWD:
+        by_task: dict[str, list[Line]] = {}
+        for line in all_lines:
+            by_task.setdefault(line.task, []).append(line)
+        fronts = [
+            front(_points(task, several), METRICS[_quality(task[0])].higher_is_better) for task in by_task.values()
+        ]
+        on_front = {point.label for points in fronts for point in points}
+        shown = [label for label in labels if label in on_front]
+    looks = {label: _look(index, labels[label]) for index, label in enumerate(shown)}
+    handles = [Line2D([], [], linestyle="", label=label, **look) for label, look in looks.items()]
+    others = [label for label in labels if label not in looks]
+    looks |= {label: GREY | {"markerfacecolor": "#AAAAAA" if labels[label] else "white"} for label in others}
+    if others:
+        handles.append(Line2D([], [], linestyle="", label=f"{len(others)} others, on no front", **looks[others[0]]))
+    return looks, handles
+
+
 def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
-    """Decode speedup with its 95 % interval (x) beside the primary quality metric (y, interval pale).
+    """Decode speedup with its 95 % interval (x) beside the primary quality metric (y, interval pale), and its front.
 
     Colour and marker stand for the same arm in all panels; lossy arms are hollow. Points that would hide each other
     are drawn slightly apart.
@@ -145,14 +228,14 @@ def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
     all_lines = list(lines(reports))
     several = len(reports) > 1
     with matplotlib.style.context(STYLE):
-        labels = {_label(line, several): line.arm.lossless for line in all_lines}
-        looks = {label: _look(index, lossless) for index, (label, lossless) in enumerate(labels.items())}
+        looks, handles = _looks(all_lines, several)
         tasks = list(dict.fromkeys(line.task for line in all_lines))
         columns = 3 if len(tasks) == 3 else min(2, len(tasks))
         height = -(-len(tasks) // columns)
         width = max(3.5 * columns, 5.0)
-        per_row = _legend_columns(list(looks), width)
-        legend_rows = -(-len(looks) // per_row)
+        handles.append(Line2D([], [], label="front: none is better in both", **FRONT))
+        per_row = _legend_columns([str(handle.get_label()) for handle in handles], width)
+        legend_rows = -(-len(handles) // per_row)
         figure = Figure(figsize=(width, 2.5 * height + 0.2 * legend_rows + 0.4), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
@@ -166,7 +249,6 @@ def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
         for axes in grid[len(tasks) :]:
             axes.set_axis_off()
         grid[0].margins(x=0.08)
-        handles = [Line2D([], [], linestyle="", label=label, **look) for label, look in looks.items()]
         legend = figure.legend(
             handles=handles,
             loc="outside lower center",

@@ -1,81 +1,192 @@
-"""The figures of the runs of ``conf/experiment/paper`` that sweep one quantity: its Fig. 4, 6, 7 and 8.
+"""The counterparts of the paper's Fig. 2, 4, 5, 6, 7, 8 and 9, from the runs of ``conf/experiment/paper``.
 
-A figure is chosen by the run's name and drawn from its arms alone; the paper's own points stand behind it in grey where
-they are of the same set, from ``results/paper/numbers.csv``.
+A figure is chosen by the run's name and drawn from its arms alone; the paper's points stand behind it, named by their
+pair, where they are of the same set and temperature.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import matplotlib.style
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from harness.records import MetricRow
-from harness.report.figures import MARKERS, METRIC_LABELS, STYLE, speed_quality_figure
+from harness.compare import BASELINE, divide
+from harness.metrics import DIFFERENCE
+from harness.report.paper_panels import Mark, Pane, Points, Series, by_task, mark, panels
+from harness.report.paper_points import paper_points
 from harness.report.tables import Line, RunReport, lines
-
-NUMBERS = Path(__file__).resolve().parents[2] / "results" / "paper" / "numbers.csv"
-"""The paper's numbers, each with its ``origin``: printed in a table, or read off a plot."""
-
-SETS = {
-    "webq": "web_questions",
-    "nq": "nq_open",
-    "triviaqa": "trivia_qa",
-    "squad2": "squad_v2",
-    "cnndm": "cnn_dailymail",
-    "wmt14": "wmt14_en_de",
-}
-"""The sets' names in that file, where ours are others."""
 
 SOURCES = {"dimr": "DIMR's mask", "even": "evenly spaced", "random": "random"}
 READINGS = ("strictness", "literal")
 RELIANCE = {
-    "escalate_share": "Examined drafts escalated",
-    "reject_rate": "Examined drafts not kept",
-    "full_rate": "Full passes per token",
-    "block_full_rate": "Blocks with a full pass",
+    "escalate_share": "Examined drafts\nescalated",
+    "reject_rate": "Examined drafts\nnot kept",
+    "full_rate": "Full passes\nper token",
+    "block_full_rate": "Blocks with\na full pass",
 }
 """What reliance on the full verifier may mean: the paper's Fig. 6 does not say."""
+HEADS = {"eagle2+via_sd": "EAGLE-2", "eagle3+via_sd": "EAGLE-3"}
+"""The paper's drafters of Fig. 5 that read the full verifier's states, as ours do."""
+THIRD = "_via_sd"
+"""Ends the name of an arm that has a slim tier where the arm without this ending has none."""
 
-PAPER: dict[str, Any] = {"color": "#777777", "linestyle": "", "marker": "x", "markersize": 4.5, "zorder": 1}
-BARS = "Bars: 95 % intervals over prompts."
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Points that a line joins: ``hollow`` those where no token can be regenerated."""
-
-    label: str
-    look: int
-    points: tuple[tuple[float, MetricRow, bool], ...]
+BARS = "Bars: 95 % intervals over prompts. Every arm with a slim tier is lossy."
+DIGITS = r"([\d.]*\d)"
 
 
-def paper_figure(reports: Sequence[RunReport]) -> Figure | None:
-    """The figure of one run of such an experiment; speed beside quality where it sweeps nothing; None of other runs."""
-    drawn = {"fig4": skip_figure, "fig6": reliance_figure, "fig7": thresholds_figure, "fig8": thresholds_figure}
-    name = str(reports[0].settings.get("name"))
-    if len(reports) == 1 and name in drawn and has_points(reports[0]):
-        return drawn[name](reports[0])
-    return speed_quality_figure(reports) if re.fullmatch(r"(table|fig)\d+", name) else None
+def paper_figure(report: RunReport) -> Figure | None:
+    """The figure of a run of such an experiment, by its name; None of other runs.
+
+    An arm can be dropped from an experiment: where none is left that the figure is about, there is none either.
+    """
+    draw = DRAWN.get(str(report.settings.get("name")))
+    return draw(report) if draw else None
 
 
-def has_points(report: RunReport) -> bool:
-    """Whether the run still has what the figure is about: arms can be dropped."""
-    arms = [arm.arm for arm in report.run.arms]
-    return any(by_skip(arm) for arm in arms) or any(thresholds(report.settings, arm) for arm in arms)
+def arms_of(report: RunReport) -> list[str]:
+    return [arm.arm for arm in report.run.arms]
+
+
+def points_of(known: pd.DataFrame, key: str) -> Points:
+    """(x, value) by label; x is the number behind ``key`` in the name of the method."""
+    x = known.method.str.extract(rf"{key}={DIGITS}")[0].astype(float)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, place, value in zip(known.label, x, known.value, strict=True):
+        found.setdefault(name, []).append((place, value))
+    return found
+
+
+# Fig. 2: the slim verifier beside an independent model between drafter and verifier.
+
+
+def between_figure(report: RunReport) -> Figure | None:
+    """Fig. 2: speedup by task of what stands between drafter and full verifier, and what quality it costs."""
+    if not any(arm.startswith("via_sd") for arm in arms_of(report)):
+        return None
+    looks = {arm: index for index, arm in enumerate(arms_of(report))}
+    kinds = {"slim_intermediate": "45 % skipped", "independent_12b": "12B between"}
+
+    def series(metric: str) -> Callable[[Sequence[Line]], Iterator[Series]]:
+        def made(task_lines: Sequence[Line]) -> Iterator[Series]:
+            for line in (one for one in task_lines if one.arm.arm != BASELINE):
+                chosen = line.run.task_metrics[line.task][0] + DIFFERENCE if metric == DIFFERENCE else metric
+                found = mark(0, line.metrics.get(chosen), hollow=not line.arm.lossless)
+                yield Series(named(line), looks[line.arm.arm], tuple(found))
+
+        return made
+
+    def paper(task: str) -> Points:
+        known = paper_points("fig2", task, report)
+        rows = zip(known.method, known.label, known.value, strict=True)
+        return {
+            label.replace("paper,", f"paper, {kinds[start]},"): [(0, value)]
+            for method, label, value in rows
+            for start in kinds
+            if method.startswith(start)
+        }
+
+    speed = Pane("Decode speedup", series("speedup_decode"), paper, speed=True)
+    quality = Pane("Quality minus the baseline's (points)", series(DIFFERENCE), zero=True)
+    return by_task(report, [speed, quality], "Hollow: lossy. Bars: 95 % intervals over prompts.")
+
+
+def named(line: Line) -> str:
+    return line.arm.arm if line.arm.lossless else f"{line.arm.arm} (lossy)"
+
+
+# Fig. 4: the skip ratio.
 
 
 def by_skip(arm: str) -> tuple[str, int] | None:
     """Source of the mask and percent of layers skipped, of an arm that is named for them."""
     found = re.fullmatch(rf"({'|'.join(SOURCES)})_(\d+)", arm)
     return (found[1], int(found[2])) if found else None
+
+
+def skip_figure(report: RunReport) -> Figure | None:
+    """Fig. 4: speedup and rejection over the share of layers skipped, one line a source of masks."""
+    if not any(map(by_skip, arms_of(report))):
+        return None
+
+    def pane(metric: str, label: str, published: str, **how: bool) -> Pane:
+        def series(task_lines: Sequence[Line]) -> Iterator[Series]:
+            placed = [(place, line) for line in task_lines if (place := by_skip(line.arm.arm))]
+            for index, (source, name) in enumerate(SOURCES.items(), 1):
+                mine = sorted(((at, line) for (kind, at), line in placed if kind == source), key=lambda pair: pair[0])
+                yield Series(name, index, tuple(one for at, line in mine for one in mark(at, line.metrics[metric])))
+
+        def paper(task: str) -> Points:
+            known = paper_points("fig4", task, report)
+            return points_of(known[known.metric == published], "skip")
+
+        return Pane(label, series, paper, **how)
+
+    speed = pane("speedup_decode", "Decode speedup", "speedup", speed=True)
+    rejected = pane("reject_rate", "Examined drafts not kept", "reject_rate", whole=True)
+    return panels(report, [speed, rejected], "Layers skipped (%)", BARS)
+
+
+# Fig. 5: a head that drafts, with and without the slim tier.
+
+
+def added_figure(report: RunReport) -> Figure | None:
+    """Fig. 5: what the slim tier adds to a drafting head: speed and rejection of both, and their relative change."""
+    arms = arms_of(report)
+    added = {arm.removesuffix(THIRD): arm for arm in arms if arm.endswith(THIRD) and arm.removesuffix(THIRD) in arms}
+    if not added:
+        return None
+    shown = [arm for pair in added.items() for arm in pair]
+    looks = {arm: index for index, arm in enumerate(shown, 1)}
+
+    def absolute(metric: str) -> Callable[[Sequence[Line]], Iterator[Series]]:
+        def series(task_lines: Sequence[Line]) -> Iterator[Series]:
+            for line in task_lines:
+                if line.arm.arm in looks:
+                    found = mark(0, line.metrics[metric], hollow=not line.arm.lossless)
+                    yield Series(named(line), looks[line.arm.arm], tuple(found))
+
+        return series
+
+    def relative(metric: str, sign: int) -> Callable[[Sequence[Line]], Iterator[Series]]:
+        def series(task_lines: Sequence[Line]) -> Iterator[Series]:
+            known = {line.arm.arm: line.metrics[metric].value for line in task_lines}
+            for two, three in added.items():
+                ratio = change(known.get(two), known.get(three))
+                marks = () if ratio is None else (Mark(0, 100 * sign * ratio, None, None, hollow=True),)
+                yield Series(f"{three} over {two} (lossy)", len(arms) + looks[two], marks)
+
+        return series
+
+    def paper(metric: str) -> Callable[[str], Points]:
+        def points(task: str) -> Points:
+            known = paper_points("fig5", task, report)
+            known = known[(known.metric == metric) & known.method.isin(HEADS)]
+            rows = zip(known.method, known.label, known.value, strict=True)
+            return {label.replace("paper,", f"paper, {HEADS[method]},"): [(0, value)] for method, label, value in rows}
+
+        return points
+
+    panes = [
+        Pane("Decode speedup", absolute("speedup_decode"), speed=True),
+        Pane("Examined drafts not kept", absolute("reject_rate"), whole=True),
+        Pane("Speed gained (%)", relative("speedup_decode", 1), paper("speedup_gain_percent"), zero=True),
+        Pane("Rejection cut (%)", relative("reject_rate", -1), paper("reject_rate_cut_percent"), zero=True),
+    ]
+    remark = (
+        "Hollow: lossy. Bars: 95 % intervals over prompts; relative changes have none. The paper's heads draft trees."
+    )
+    return by_task(report, panes, remark)
+
+
+def change(before: float | None, after: float | None) -> float | None:
+    """after / before - 1; None where either is undefined or there is nothing to change."""
+    ratio = None if before is None or after is None else divide(after, before)
+    return None if ratio is None else ratio - 1
+
+
+# Fig. 6, 7 and 8: the thresholds.
 
 
 def thresholds(settings: Mapping[str, Any], arm: str) -> tuple[float, float] | None:
@@ -93,11 +204,8 @@ def reading_at(reading: str, alpha1: float, alpha2: float) -> tuple[float, float
 
 def grid(report: RunReport) -> tuple[list[float], list[float]]:
     """All alpha1 and all alpha2 of the run's gates."""
-    gates = [
-        node["gate"]
-        for arm, node in (report.settings.get("methods") or {}).items()
-        if thresholds(report.settings, arm) is not None
-    ]
+    methods = report.settings.get("methods") or {}
+    gates = [node["gate"] for arm, node in methods.items() if thresholds(report.settings, arm) is not None]
     return sorted({gate["alpha1"] for gate in gates}), sorted({gate["alpha2"] for gate in gates})
 
 
@@ -115,141 +223,88 @@ def at_points(
             yield alpha1, alpha2, line, accept == keep
 
 
-def skip_figure(report: RunReport) -> Figure:
-    """Fig. 4: speedup and rejection over the share of layers skipped, one line a source of masks."""
-    rows = {"speedup_decode": "Decode speedup", "reject_rate": "Examined drafts not kept"}
-
-    def series(task_lines: Sequence[Line], metric: str) -> Iterator[Series]:
-        for index, (source, label) in enumerate(SOURCES.items(), 1):
-            found = [(place[1], line) for line in task_lines if (place := by_skip(line.arm.arm)) and place[0] == source]
-            yield Series(label, index, tuple((x, line.metrics[metric], False) for x, line in sorted(found, key=first)))
-
-    def paper(axes: Axes, task: str, metric: str) -> None:
-        known = numbers("fig4", task)
-        known = known[known.metric == {"speedup_decode": "speedup"}.get(metric, metric)]
-        axes.plot(known.method.str.extract(r"skip=(\d+)")[0].astype(float), known.value, **PAPER)
-
-    return panels(report, rows, series, paper, "Layers skipped (%)", f"Paper: Gemma2 2B with 9B. {BARS}")
-
-
-def reliance_figure(report: RunReport) -> Figure:
+def reliance_figure(report: RunReport) -> Figure | None:
     """Fig. 6: the rates that reliance on the full verifier may mean, over alpha2, one line a reading."""
     alphas1, alphas2 = grid(report)
+    if not alphas1:
+        return None
 
-    def series(task_lines: Sequence[Line], metric: str) -> Iterator[Series]:
-        for index, reading in enumerate(READINGS, 1):
-            for alpha1 in alphas1:
-                points = at_points(report, task_lines, reading, [(alpha1, alpha2) for alpha2 in alphas2])
-                made = tuple((alpha2, line.metrics[metric], bare) for _, alpha2, line, bare in points)
-                yield Series(f"{reading}, alpha1 {alpha1:g}", index, made)
+    def pane(metric: str, label: str) -> Pane:
+        def series(task_lines: Sequence[Line]) -> Iterator[Series]:
+            for index, reading in enumerate(READINGS, 1):
+                for place, alpha1 in enumerate(alphas1):
+                    points = at_points(report, task_lines, reading, [(alpha1, alpha2) for alpha2 in alphas2])
+                    marks = [one for _, x, line, bare in points for one in mark(x, line.metrics[metric], bare)]
+                    yield Series(f"{reading}, alpha1 {alpha1:g}", index + len(READINGS) * place, tuple(marks))
 
-    def paper(axes: Axes, task: str, metric: str) -> None:
-        known = numbers("fig6", None)
-        axes.plot(known.method.str.extract(r"alpha2=([\d.]+)")[0].astype(float), known.value, **PAPER)
+        return Pane(label, series, lambda task: points_of(paper_points("fig6", None, report), "alpha2"), whole=True)
 
-    remark = f"Hollow: no token can be regenerated. Paper: set, pair and rate not stated. {BARS}"
-    return panels(report, RELIANCE, series, paper, "alpha2", remark)
+    remark = f"Hollow: no token can be regenerated. The paper states neither set nor rate of its points. {BARS}"
+    return panels(report, [pane(*rate) for rate in RELIANCE.items()], "alpha2", remark)
 
 
-def thresholds_figure(report: RunReport) -> Figure:
-    """Fig. 7 and 8: speedup and quality over alpha1, one line an alpha2, each reading in rows of its own."""
+def thresholds_figure(report: RunReport) -> Figure | None:
+    """Fig. 7 and 8: speedup and quality over alpha1, one line an alpha2, each reading in columns of its own."""
     alphas1, alphas2 = grid(report)
-    kinds = {"speedup_decode": "Speedup", "quality": ""}
-    rows = {f"{metric}:{reading}": f"{label},{reading}" for metric, label in kinds.items() for reading in READINGS}
+    if not alphas1:
+        return None
 
-    def series(task_lines: Sequence[Line], key: str) -> Iterator[Series]:
-        metric, _, reading = key.partition(":")
-        chosen = task_lines[0].run.task_metrics[task_lines[0].task][0] if metric == "quality" else metric
-        for index, alpha2 in enumerate(alphas2, 1):
-            points = at_points(report, task_lines, reading, [(alpha1, alpha2) for alpha1 in alphas1])
-            made = tuple((alpha1, line.metrics[chosen], bare) for alpha1, _, line, bare in points)
-            yield Series(f"alpha2 {alpha2:g}", index, made)
+    def pane(metric: str, label: str, reading: str) -> Pane:
+        def series(task_lines: Sequence[Line]) -> Iterator[Series]:
+            chosen = metric or task_lines[0].run.task_metrics[task_lines[0].task][0]
+            for index, alpha2 in enumerate(alphas2, 1):
+                points = at_points(report, task_lines, reading, [(alpha1, alpha2) for alpha1 in alphas1])
+                marks = [one for x, _, line, bare in points for one in mark(x, line.metrics[chosen], bare)]
+                yield Series(f"alpha2 {alpha2:g}", index, tuple(marks))
 
-    def paper(axes: Axes, task: str, key: str) -> None:
-        if key.startswith("speedup"):
-            known = numbers(str(report.settings["name"]), task)
-            axes.plot(known.method.str.extract(r"alpha1=([\d.]+)")[0].astype(float), known.value, **PAPER)
+        def paper(task: str) -> Points:
+            known = paper_points(str(report.settings["name"]), task, report)
+            return points_of(known, "alpha1") if metric else {}
 
-    remark = f"Hollow: no token can be regenerated, so that alpha1 does not matter. Paper: temperature 1. {BARS}"
-    return panels(report, rows, series, paper, "alpha1", remark)
+        return Pane(label.format(reading), series, paper, speed=bool(metric))
+
+    kinds = {"speedup_decode": "Speedup,\n{}", "": "Quality,\n{}\n"}
+    panes = [pane(metric, label, reading) for metric, label in kinds.items() for reading in READINGS]
+    remark = f"Hollow: no token can be regenerated, so that alpha1 does not matter. {BARS}"
+    return panels(report, panes, "alpha1", remark)
 
 
-def panels(report: RunReport, rows: Mapping[str, str], series: Any, paper: Any, x_label: str, remark: str) -> Figure:
-    """A row of panels for each of ``rows``, a column a task, lines from ``series(lines of the task, row's key)``."""
-    found = list(lines([report]))
-    tasks = list(dict.fromkeys(line.task for line in found))
-    with matplotlib.style.context(STYLE):
-        height, width = len(rows), len(tasks)
-        figure = Figure(figsize=(max(5.2, 1.2 + 2.1 * width), 0.9 + 1.75 * height), layout="constrained")
-        FigureCanvasAgg(figure)
-        panes = figure.subplots(height, width, squeeze=False, sharex=True)
-        handles: dict[str, Line2D] = {}
-        for row, (key, label) in zip(panes, rows.items(), strict=True):
-            for axes, task in zip(row, tasks, strict=True):
-                mine = [line for line in found if line.task == task]
-                for one in series(mine, key):
-                    handles[one.label] = draw(axes, one)
-                if key.startswith("speedup"):
-                    axes.axhline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-                    handles |= two_tiers(axes, mine)
-                else:
-                    rate_limits(axes, key)
-                paper(axes, task, key)
-                metric, _, reading = label.partition(",")
-                quality = mine[0].run.task_metrics[task][0]
-                named = METRIC_LABELS.get(quality, quality)
-                if not metric or axes is row[0]:
-                    axes.set_ylabel("\n".join(filter(None, (metric or named, reading))))
-        for axes, task in zip(panes[0], tasks, strict=True):
-            axes.set_title(f"{task} (n = {next(line.n for line in found if line.task == task)})")
-        panes[-1][width // 2].set_xlabel(x_label)
-        handles["paper"] = Line2D([], [], label="paper, read off", **PAPER)
-        columns = max(1, min(len(handles), int(figure.get_figwidth() / 1.5)))
-        figure.legend(
-            handles=list(handles.values()), loc="outside lower center", ncols=columns, title=remark, title_fontsize=8
-        )
+# Fig. 9: gamma.
+
+
+def gamma_of(arm: str) -> int | None:
+    """The block length of an arm that is named for it."""
+    found = re.fullmatch(r"gamma_(\d+)", arm)
+    return int(found[1]) if found else None
+
+
+def gamma_figure(report: RunReport) -> Figure | None:
+    """Fig. 9: speedup over gamma, a panel a task."""
+    if not any(map(gamma_of, arms_of(report))):
+        return None
+
+    def series(task_lines: Sequence[Line]) -> Iterator[Series]:
+        placed = sorted((place, line.arm.arm, line) for line in task_lines if (place := gamma_of(line.arm.arm)))
+        marks = [one for place, _, line in placed for one in mark(place, line.metrics["speedup_decode"])]
+        yield Series("via_sd (lossy)", 1, tuple(marks))
+
+    pane = Pane(
+        "Decode speedup", series, lambda task: points_of(paper_points("fig9", task, report), "gamma"), speed=True
+    )
+    speculative = [line.arm.arm for line in lines([report]) if line.arm.arm == "speculative"]
+    gamma = report.settings.get("gamma")
+    remark = f"Two tiers: at gamma {gamma}. {BARS}" if speculative else BARS
+    figure = panels(report, [pane], "gamma", remark)
+    figure.axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))  # shared by all panels
     return figure
 
 
-def rate_limits(axes: Axes, key: str) -> None:
-    """The whole scale of a rate, so that panels compare."""
-    if key in RELIANCE:
-        axes.set_ylim(-0.04, 1.04)
-
-
-def draw(axes: Axes, series: Series) -> Line2D:
-    """One line with its intervals; the handle of the legend."""
-    colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    colour, marker = f"#{colours[series.look].lstrip('#')}", MARKERS[series.look]
-    known = [(x, row.value, row, hollow) for x, row, hollow in series.points if row.value is not None]
-    axes.plot([x for x, *_ in known], [y for _, y, *_ in known], color=colour, linewidth=1.1, zorder=3)
-    for x, y, row, hollow in known:
-        if row.low is not None and row.high is not None:
-            axes.plot([x, x], [row.low, row.high], color=colour, linewidth=0.9, alpha=0.5, zorder=2)
-        face = "white" if hollow else colour
-        axes.plot(x, y, color=colour, marker=marker, markersize=4.5, markerfacecolor=face, zorder=4)
-    return Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=1.1, label=series.label)
-
-
-def two_tiers(axes: Axes, task_lines: Sequence[Line]) -> dict[str, Line2D]:
-    """The arm ``speculative`` of the same run, as a level: what the slim tier has to beat."""
-    look: dict[str, Any] = {"color": "#000000", "linewidth": 1.0, "linestyle": (0, (1, 1.5))}
-    for line in task_lines:
-        speed = line.metrics["speedup_decode"].value
-        if line.arm.arm == "speculative" and speed is not None:
-            axes.axhline(speed, zorder=1, **look)
-            return {"speculative": Line2D([], [], label="two tiers", **look)}
-    return {}
-
-
-def numbers(source: str, task: str | None) -> pd.DataFrame:
-    """The paper's numbers of a figure for one of our tasks (None: those of no task); empty where there are none."""
-    if not NUMBERS.is_file():
-        return pd.DataFrame(columns=["source", "method", "metric", "value"], dtype=str)
-    known = pd.read_csv(NUMBERS)
-    named = known.task.map(lambda name: SETS.get(name, name))
-    return known[(known.source == source) & (named.isna() if task is None else named == task)]
-
-
-def first(pair: tuple[float, Line]) -> float:
-    return pair[0]
+DRAWN: dict[str, Callable[[RunReport], Figure | None]] = {
+    "fig2": between_figure,
+    "fig4": skip_figure,
+    "fig5": added_figure,
+    "fig6": reliance_figure,
+    "fig7": thresholds_figure,
+    "fig8": thresholds_figure,
+    "fig9": gamma_figure,
+}
