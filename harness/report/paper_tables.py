@@ -12,7 +12,8 @@ from harness.errors import UserError, unknown
 from harness.report.formats import PACKAGES, html_prose, latex_table
 from harness.report.page import bullets, page
 from harness.report.page import table as html_part
-from harness.report.paper_tables_cells import Cell, Source, cells, read_failures, read_numbers, read_sources
+from harness.report.paper_tables_cells import Cell, cells
+from harness.report.paper_tables_sources import Source, read_failures, read_numbers, read_sources
 from harness.report.paper_tables_spec import TABLES, PaperTable
 from harness.report.tables import DASH, markdown_table
 from harness.store import check_writable, write_atomic, writing
