@@ -178,8 +178,8 @@ def test_a_search_that_a_signal_ends_in_the_middle_of_a_write_goes_on(tmp_path: 
         try:
             count, sync = iter(range(100)), os.fsync
 
-            def dying(file: int) -> None:
-                sync(file)
+            def dying(fd: Any) -> None:
+                sync(fd)
                 if next(count) == 3:  # one of the identity, then one a mask
                     os.kill(os.getpid(), signal.SIGKILL)
 

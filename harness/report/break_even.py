@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from harness.compare import BASELINE, divide
 from harness.cost import Costs, break_even, break_even_at
 from harness.report.figures import STYLE
-from harness.report.paper_figures import SETS
+from harness.report.paper_points import SETS
 from harness.report.tables import DASH, Line, RunReport, lines
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness import sweeps
 from harness.errors import UserError
-from harness.report.paper_figures import NUMBERS
+from harness.report.paper_points import NUMBERS
 from harness.report.paper_tables_spec import PaperTable
 from harness.report.tables import DASH, RunReport, build
 from harness.store import RUN, is_finished, read, read_config
