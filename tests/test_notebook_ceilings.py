@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.notebooks import executed, outputs
 
 
+@pytest.mark.slow
 def test_it_shows_the_arithmetic_of_a_pair(tmp_path: Path) -> None:
     made = executed("ceilings", tmp_path, pair="gemma2_2b_9b", gamma=4)
     said = "\n".join(outputs(made))
