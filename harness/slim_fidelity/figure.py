@@ -26,7 +26,7 @@ def fidelity_figure(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow])
         agreement, cost, place = figure.subplots(1, 3)
         by_ratio(agreement, rows, "agreement", looks)
         agreement.set_ylabel("Top-1 agreement")
-        agreement.set_ylim(0, 1)
+        agreement.set_ylim(-0.03, 1.03)
         by_ratio(cost, rows, "cost_full_slim", looks)
         cost.set_ylabel("Step cost R (nats)")
         cost.set_ylim(bottom=0)
@@ -90,7 +90,7 @@ def by_place(axes: Axes, rows: Sequence[SlimFidelityRow], looks: Mapping[str, Ma
     axes.set_xlabel("place in the block")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("Top-1 agreement")
-    axes.set_ylim(0, 1)
+    axes.set_ylim(-0.03, 1.03)
     axes.set_title("largest ratio of each")
 
 
