@@ -28,7 +28,7 @@ def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
     path = written(tmp_path, "html")[-1]
     assert path.name == "mine.html"
     text = path.read_text()
-    assert text.count("<table>") == 6 and text.count("data:image/svg+xml;base64,") == 1
+    assert text.count("<table>") == 7 and text.count("data:image/svg+xml;base64,") == 1
     links = re.findall(r"""(?:src|href)=['"]([^'"]+)""", text)
     assert links and all(link.startswith("data:") for link in links) and "@import" not in text
 
@@ -44,9 +44,9 @@ def test_the_page_says_what_the_markdown_says(tmp_path: Path) -> None:
 def test_latex_has_every_table_once(tmp_path: Path) -> None:
     path = written(tmp_path, "latex")[-1]
     text = path.read_text()
-    assert path.name == "mine.tex" and text.count(r"\begin{table*}") == text.count(r"\bottomrule") == 6
+    assert path.name == "mine.tex" and text.count(r"\begin{table*}") == text.count(r"\bottomrule") == 7
     labels = re.findall(r"\\label\{(.*?)\}", text)
-    assert labels[:2] == ["tab:mine-results", "tab:mine-quality"] and len(set(labels)) == 6
+    assert labels[:2] == ["tab:mine-results", "tab:mine-quality"] and len(set(labels)) == 7
     assert r"\textbf{lossy}" in text and text.count(r"seed 7") == 1
 
 

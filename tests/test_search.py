@@ -183,7 +183,7 @@ def test_a_search_that_a_signal_ends_in_the_middle_of_a_write_goes_on(tmp_path: 
                 if next(count) == 3:  # one of the identity, then one a mask
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            os.fsync = dying  # type: ignore[assignment]
+            os.fsync = dying
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
             search_toy(tmp_path / "killed")
         finally:
