@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from weakref import WeakKeyDictionary
 
 import torch
 
 from harness.model.tiers import Tier, Tiers
+from harness.model.transformer import Transformer
 
 Clock = Callable[[], float]
 
@@ -45,6 +47,9 @@ def without_asides(clock: Clock, tiers: Tiers) -> Clock:
     return lambda: clock() - tiers.aside_s
 
 
+_warm: WeakKeyDictionary[Transformer, set[tuple[object, ...]]] = WeakKeyDictionary()
+"""Shapes of a forward that each model has run."""
+
 LONGEST_CATCH_UP = 64
 """Tokens of backlog up to which a full pass is warmed: each size costs a pass of warming, and longer ones are rare."""
 
@@ -62,14 +67,22 @@ def warm_up(
     that sit blocks out as it does, also catch up with as many as ``backlog`` tokens that were accepted without them.
     With graphs, ``draft``, called with a sequence and a count, makes every block that has a graph of its own: of up to
     ``largest_block - 1`` tokens, behind 1 or 2 that the drafter has not processed yet. The sequence is made of token 0;
-    nothing of it is kept.
+    nothing of it is kept. On a CPU, where nothing is captured, a shape that the same layers ran before in this process
+    is warm: another arm or another cell of a sweep runs the largest alone again, for its tiers' first call.
     """
     longest = largest_block + min(backlog, LONGEST_CATCH_UP)
     zeros = (0,) * (longest + 1)
     for tier in tiers.every:
-        for size in range(1, (longest if tier in tiers.prefilled or tier in lagging else largest_block) + 1):
+        warm = _warm.setdefault(tier.model, set())
+        largest = longest if tier in tiers.prefilled or tier in lagging else largest_block
+        for size in range(1, largest + 1):
+            over = tier.cache.capacity if tier.block else None  # a forward of fixed shape is over the whole cache
+            shape = (tier.layers, tier.block, over, tier.taps, size, min(size, largest_block))
+            if size < largest and shape in warm and all(device.type == "cpu" for device in tier.model.devices):
+                continue
             tiers.prefill(zeros[:2])
             tier.forward(zeros[: tier.length + size], rows=min(size, largest_block))
+            warm.add(shape)
     if tiers.graphs and draft is not None:
         for count, behind in product(range(1, largest_block), (1, 2)):
             tiers.prefill(zeros[:2])

@@ -119,6 +119,21 @@ def test_warm_up_runs_every_tier_at_every_block_size(largest: int, monkeypatch: 
     assert shapes == [(name, 1, size, size) for name in names for size in range(1, largest + 1)]
 
 
+def test_a_shape_is_warmed_once_a_process_for_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the largest, and not of a model that has not run, nor on a device that captures what it runs."""
+    sizes: list[int] = []
+    monkeypatch.setattr(Tier, "forward", lambda tier, sequence, rows: sizes.append(len(sequence) - tier.length))
+    model, other = tiny(0), tiny(0)
+    for largest in (2, 2, 3):
+        timing.warm_up(tiers_of(model, 8), largest)
+    timing.warm_up(tiers_of(other, 8), 1)
+    assert sizes == [1, 2, 2, 3, 1]
+    model.devices = (CUDA,)
+    with patch.object(Tiers, "prefill"):
+        timing.warm_up(tiers_of(model, 8), 2)
+    assert sizes[5:] == [1, 2]
+
+
 def test_warm_up_fits_a_cache_that_holds_one_token_and_its_block() -> None:
     timing.warm_up(tiers_of_every_kind(capacity=1 + 6), 6)
     with pytest.raises(ValueError, match="cache holds 6 positions, 7 are needed"):
@@ -167,12 +182,14 @@ class Machine:
         self.seen: set[Hashable] = set()
         self.kept: list[object] = []
 
-    def spend(self, cost: float, owner: object, size: int) -> None:
+    def spend(self, cost: float, owner: object, size: int, kernels: Hashable = None) -> None:
+        """``kernels``: whose shapes have a first call; None: the owner's."""
         self.kept.append(owner)  # so that no id is given out twice
+        shape = (kernels or id(owner), size)
         slow = self.first if id(owner) not in self.seen else 1
-        if (id(owner), size) not in self.seen:
+        if shape not in self.seen:
             slow = max(slow, self.first_of_shape)
-        self.seen |= {id(owner), (id(owner), size)}
+        self.seen |= {id(owner), shape}
         self.now += cost * slow
 
     @contextmanager
@@ -182,7 +199,8 @@ class Machine:
         def costly_forward(
             tier: Tier, sequence: Sequence[int], rows: int, drafts: torch.Tensor | None = None
         ) -> torch.Tensor:
-            self.spend(self.COST[tier.name], tier, len(tier.fresh(sequence, drafts)))
+            kernels = (id(tier.model), tier.layers)
+            self.spend(self.COST[tier.name], tier, len(tier.fresh(sequence, drafts)), kernels)
             return forward(tier, sequence, rows, drafts)
 
         def costly_prefill(tier: Tier, sequence: Sequence[int]) -> None:
@@ -225,6 +243,7 @@ def small(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
 
 
 def measured(folder: Path, machine: Machine, methods: Mapping[str, partial[Any]], **settings: Any) -> RunData:
+    timing._warm.clear()  # another machine has run nothing
     with machine.running():
         return read(run_bench(folder, methods, **{"limit": 3, "max_new_tokens": 8} | settings))
 
