@@ -7,7 +7,7 @@ LOG := $(VENV)/install.log
 RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
 REFERENCE := results/reference
-PAPER := model=embedded task=quick_four limit=16 max_new_tokens=32
+PAPER := model=embedded task=quick_four limit=16
 CHOSEN := -m "not slow"
 MASKS := results/masks/embedded_skip
 FIDELITY := job=fidelity limit=4 drafter=small_lm job.speed=masks \
@@ -48,9 +48,9 @@ test-all: test ## The same with the slow tests, each of more than 15 seconds
 reference: $(VENV)/.run ## Rebuild results/reference/quickstart, drafters, paper_* and fidelity on this machine, with nothing else running
 	@$(call measure,quickstart,+experiment=quickstart limit=16)
 	@$(call measure,drafters,+experiment=sweep/drafters)
-	@$(call measure,paper_fig4,+experiment=paper/fig4 $(PAPER))
-	@$(call measure,paper_fig6,+experiment=paper/fig6 $(PAPER))
-	@$(call measure,paper_fig7,+experiment=paper/fig7 $(PAPER))
+	@$(call measure,paper_fig4,+experiment=paper/fig4 $(PAPER) max_new_tokens=32)
+	@$(call measure,paper_fig6,+experiment=paper/fig6 $(PAPER) max_new_tokens=16)
+	@$(call measure,paper_fig7,+experiment=paper/fig7 $(PAPER) max_new_tokens=16)
 	@$(call measure,fidelity,$(FIDELITY))
 
 .PHONY: clean
