@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
+from harness.compare import BASELINE
 from harness.config import plain, register
 from harness.errors import UserError
 from harness.jobs.scale import report_scale, timed_forwards
@@ -16,10 +17,12 @@ from harness.report.scale import ScaledPair, Traced, devices_for, scaled, skippe
 from harness.report.scale_figure import scale_figure, validation_figure
 from harness.roofline import Load, Machine, Timed
 from harness.store import read, read_config
+from tests.rows import run_record, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results" / "reference"
 SPEED = REFERENCE / "speed" / "speed"
+PROMPT_LOOKUP = {"_target_": "harness.drafters.prompt_lookup.PromptLookup"}
 MACHINES = {"one": {"bandwidth": 1e12, "compute": 1e15, "memory_bytes": 8e10, "source": "made up"}}
 PAIRS = {"llama3_8b_70b": {"drafter": "llama3_8b", "full": "llama3_70b"}}
 
@@ -107,6 +110,24 @@ def test_a_share_that_nobody_says_is_none() -> None:
     assert skipped({"mask": [0, 1]}, {}) is None
     assert skipped({"mask": "nowhere.json"}, {}) is None
     assert skipped({"skip_ratio": 0.2}, {}) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("slim", "why"), [({"masks": ["a.json", "b.json"]}, "different shares"), ({"path": "somewhere"}, "a model of its own")]
+)
+def test_slim_verifiers_whose_size_elsewhere_nobody_says_are_left_out(slim: dict[str, Any], why: str) -> None:
+    folder = run_of("quickstart")
+    data, settings = read(folder), read_config(folder)
+    settings["methods"]["via_sd"]["slim"] = slim | {"cache": "shared"}
+    found, reasons = traced(data.run, data.samples, settings, 0.45)
+    assert [one.arm for one in found] == ["speculative"] and why in reasons["via_sd"]
+
+
+def test_plain_steps_are_what_decoding_alone_takes() -> None:
+    node = {"_target_": "harness.decode.speculative.Speculative", "drafter": PROMPT_LOOKUP}
+    run = run_record((BASELINE, "speculative"))
+    (one,), _ = traced(run, [sample(tokens=8, arm="speculative")], {"methods": {"speculative": node}}, 0.45)
+    assert one.shapes == one.plain == {("full", 1, place): 1 for place in range(8)}
 
 
 def test_the_job_predicts_and_is_held_against_measured_forwards(tmp_path: Path) -> None:
