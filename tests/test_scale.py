@@ -1,5 +1,6 @@
 """Pairs that do not fit here: a trace by hand under constants by hand, the job, and its refusals."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,29 @@ def test_a_records_tiers_have_the_layers_that_it_says() -> None:
     assert layers == {"full": 30, "slim": 21, "draft": 6, "self_skip": 12}
 
 
+def test_a_record_says_how_many_bytes_a_number_has(tmp_path: Path) -> None:
+    shapes, _ = read_shapes(ROOT / "results" / "paper")
+    (path,) = SPEED.iterdir()
+    record = json.loads(path.read_text())
+    record["run"]["env"]["dtype"] = "float32"
+    record["forwards"] = [one | {"read_bytes": 2 * one["read_bytes"]} for one in record["forwards"]]
+    (tmp_path / "wide.json").write_text(json.dumps(record))
+    stored, wide = (timed_forwards(one, shapes["smollm2_135m"]) for one in (path, tmp_path / "wide.json"))
+    for one, other in zip(stored, wide, strict=True):
+        assert (other.load.layers, other.load.weights) == (one.load.layers, one.load.weights)
+        assert other.load.weight_bytes == 2 * one.load.weight_bytes
+
+
+def test_a_record_of_one_context_is_refused(tmp_path: Path) -> None:
+    (path,) = SPEED.iterdir()
+    record = json.loads(path.read_text())
+    first = record["forwards"][0]["context"]
+    record["forwards"] = [one for one in record["forwards"] if one["context"] == first]
+    (tmp_path / "short.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="at one context, want two"):
+        made(tmp_path, speed=str(tmp_path / "short.json"))
+
+
 def test_the_shipped_settings_are_those_of_the_job(tmp_path: Path) -> None:
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -193,12 +217,15 @@ def test_every_prediction_is_in_the_figure() -> None:
         ({"pairs": {"p": 3}}, "job.pairs.p=3"),
         ({"contexts": []}, "job.contexts"),
         ({"contexts": [0]}, "job.contexts"),
+        ({"contexts": 1024}, "job.contexts=1024"),
         ({"batch": 0}, "job.batch=0"),
+        ({"batch": "two"}, "job.batch='two'"),
         ({"weight_bytes": 0.0}, "weight_bytes=0"),
         ({"skip_ratio": 1.0}, "skip_ratio=1.0"),
         ({"speed": "nowhere"}, "job.speed=nowhere"),
         ({"speed_model": "gpt"}, "job.speed_model"),
         ({"speed_machine": "two"}, "job.speed_machine"),
+        ({"speed_machine": "one"}, "job.machines is empty"),
         ({"runs": "nothing"}, "nothing"),
         ({"reference": None}, "quickstart"),
     ],
