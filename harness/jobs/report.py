@@ -133,7 +133,7 @@ def write_reports(
     paths = report_files(reports, tables_dir, figures_dir, name, formats, further)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
-    if all(path.parent != figures_dir for path in paths):
+    if figures_dir / f"{name}.png" not in paths:
         screen.print(f"no figure of {len(reports)} runs: {choice.MOST_RUNS} can be told apart; a sweep has its own")
     if line := differences(reports):
         screen.print(line, soft_wrap=True)
