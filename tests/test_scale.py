@@ -114,7 +114,8 @@ def test_a_share_that_nobody_says_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slim", "why"), [({"masks": ["a.json", "b.json"]}, "different shares"), ({"path": "somewhere"}, "a model of its own")]
+    ("slim", "why"),
+    [({"masks": ["a.json", "b.json"]}, "different shares"), ({"path": "somewhere"}, "a model of its own")],
 )
 def test_slim_verifiers_whose_size_elsewhere_nobody_says_are_left_out(slim: dict[str, Any], why: str) -> None:
     folder = run_of("quickstart")
