@@ -228,7 +228,8 @@ def test_every_prediction_is_in_the_figure() -> None:
         ({"speed_machine": "two"}, "job.speed_machine"),
         ({"speed_machine": "one"}, "job.machines is empty"),
         ({"runs": "nothing"}, "nothing"),
-        ({"reference": None}, "quickstart"),
+        ({"runs": 3}, "job.runs=3"),
+        ({"reference": None}, "no run has a method): run +experiment=quickstart"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

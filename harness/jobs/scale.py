@@ -91,7 +91,8 @@ def report_scale(
         reasons |= why
         facts.append(f"run `{data.run.run_id}`, model {data.run.model}, {len(data.samples)} samples")
     if not arms:
-        raise UserError("no run has an arm whose forwards follow from its trace: run +experiment=quickstart first.")
+        told = "; ".join(f"{arm}: {reason}" for arm, reason in reasons.items()) or "no run has a method"
+        raise UserError(f"no forwards follow from a trace ({told}): run +experiment=quickstart first.")
 
     shares = sorted({0.0, *(arm.slim_skip for arm in arms), *(arm.draft_skip or 0.0 for arm in arms)})
     rows = []
