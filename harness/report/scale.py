@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.pairing import merged
 from harness.records import RunRecord, SampleRecord
 from harness.report.tables import DASH, markdown_table
-from harness.roofline import Load, Machine, Timed, errors, forward_s
+from harness.roofline import Load, Machine, Timed, errors, forward_s, parts_s
 from harness.traces import DRAFT, FULL, SLIM, Layout, Untraced, forwards, layout
 
 HELD = 0.9
@@ -193,8 +193,8 @@ def scaled(
             load, length = loads[tier], context + offset
             seconds = count * forward_s(together, load, rows, length, batch)
             total += seconds
-            moved = (load.weight_bytes + batch * length * load.cache_bytes) / together.bandwidth
-            bound += seconds if 2 * load.weights * batch * rows / together.compute > moved else 0.0
+            moved, multiplied = parts_s(together, load, rows, length, batch)
+            bound += seconds if multiplied > moved else 0.0
         return total, bound
 
     plain, (mine, bound) = spent(arm.plain)[0], spent(arm.shapes)
