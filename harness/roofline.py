@@ -73,11 +73,15 @@ def load_of(shape: Shape, weight_bytes: float, cache_bytes: float, skip_ratio: f
     return Load(weights * weight_bytes, 2 * layers * shape.kv_heads * shape.head_dim * cache_bytes, weights, layers)
 
 
+def parts_s(machine: Machine, load: Load, rows: int, context: float, batch: int = 1) -> tuple[float, float]:
+    """Seconds that the bytes of a forward take, and its products; the longer of both counts."""
+    moved = (load.weight_bytes + batch * context * load.cache_bytes) / machine.bandwidth
+    return moved, 2 * load.weights * batch * rows / machine.compute
+
+
 def forward_s(machine: Machine, load: Load, rows: int, context: float, batch: int = 1) -> float:
     """Seconds of a forward of ``rows`` tokens of each of ``batch`` texts over ``context`` cached positions."""
-    moved = (load.weight_bytes + batch * context * load.cache_bytes) / machine.bandwidth
-    multiplied = 2 * load.weights * batch * rows / machine.compute
-    return max(moved, multiplied) + load.layers * machine.layer_overhead_s
+    return max(parts_s(machine, load, rows, context, batch)) + load.layers * machine.layer_overhead_s
 
 
 @dataclass(frozen=True, slots=True)

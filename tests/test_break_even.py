@@ -104,6 +104,12 @@ def test_every_point_is_in_the_figure_once() -> None:
     assert axes.get_ylim()[0] < -0.5
 
 
+def test_a_slim_pass_dearer_than_a_full_one_is_in_both_figures() -> None:
+    points = [Point("toy", "t", 1.4, 0.2, 0.8, True, "p", None)]
+    for figure in (break_even_figure(points), pairs_figure(points)):
+        assert figure.axes[0].get_xlim()[1] > 1.4
+
+
 def test_the_job_puts_a_run_beside_the_paper(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(QUICKSTART / "runs")
     paths = report_plausibility(str(tmp_path), paper=str(PAPER))

@@ -9,12 +9,15 @@ import pandas as pd
 import pytest
 
 from harness import compare
+from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.log.content import axes, flat, summary
 from harness.report.explorer import Explored, explore, explored_figure, from_reports, from_wandb, settings_of
 from harness.report.tables import RunReport
 from harness.store import to_json
 from tests.pictures import made_run
+
+METRIC = "speedup_decode"
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +119,32 @@ def test_an_unknown_metric_or_setting_is_named_with_those_there_are(reports: lis
         explored_figure(frame, "speedup")
     with pytest.raises(UserError, match="gamma"):
         explored_figure(frame, x="gama")
+
+
+def run_at(gamma: int, seed: int) -> Explored:
+    """A run whose one arm is as fast as gamma says."""
+    numbers = (("qa", "a", METRIC, 1.0 * gamma, None, None),)
+    return Explored(f"{gamma}-{seed}", {"gamma": gamma, "top_k": seed}, {}, numbers)
+
+
+@pytest.mark.parametrize(("runs", "style"), [([(3, 0), (5, 0)], "-"), ([(3, 0), (5, 0), (3, 1)], "None")])
+def test_marks_are_joined_where_nothing_but_the_axis_differs(runs: list[tuple[int, int]], style: str) -> None:
+    (axes,) = explored_figure(explore([run_at(*one) for one in runs]), METRIC, "gamma").axes
+    (line,) = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
+    assert line.get_linestyle() == style
+
+
+def test_a_baseline_alone_has_no_speedup_and_no_runs_have_no_number() -> None:
+    numbers = [("qa", BASELINE, name, value, None, None) for name, value in ((METRIC, 1.0), ("f1", 9.0))]
+    alone = Explored("run", {}, {}, tuple(numbers))
+    with pytest.raises(UserError, match=r"unknown metric 'speedup_decode': Available: f1\."):
+        explored_figure(explore([alone]))
+    with pytest.raises(UserError, match="no number to draw"):
+        explored_figure(explore([]))
+
+
+def test_an_export_whose_settings_were_cut_is_still_read(tmp_path: Path) -> None:
+    row = {"Name": "cut", "settings": '{"gamma": 5, "meth', "run.arms": '[{"arm": "a"}]', "qa/a/f1": 9.0}
+    pd.DataFrame([row]).to_csv(tmp_path / "cut.csv", index=False)
+    (found,) = from_wandb(tmp_path / "cut.csv")
+    assert (found.run, found.config, found.lossless) == ("cut", {}, {})

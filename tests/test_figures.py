@@ -109,6 +109,13 @@ def test_the_front_has_what_nothing_beats_in_both() -> None:
     assert front([]) == []
 
 
+@pytest.mark.parametrize(("temperatures", "count"), [((1.0, 1.0), 1), ((1.0, 0.0), 2)])
+def test_runs_share_a_front_only_at_one_temperature(temperatures: Sequence[float], count: int) -> None:
+    runs = [made_run("run", {"via_sd": 1.5}, run_id=f"run{i}", temperature=one) for i, one in enumerate(temperatures)]
+    for axes in speed_quality_figure(runs).axes:
+        assert [line.get_drawstyle() for line in axes.lines].count("steps-pre") == count
+
+
 def test_arms_of_a_crowd_that_are_on_no_front_share_a_line_of_the_legend() -> None:
     figure = speed_quality_figure([crowd()])
     labels = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -33,6 +33,13 @@ def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
     assert links and all(link.startswith("data:") for link in links) and "@import" not in text
 
 
+def test_the_page_has_every_figure_of_the_run(tmp_path: Path) -> None:
+    built = tables.build(RUN, samples(), SETTINGS)
+    paths = write_reports([built], tmp_path / "t", tmp_path / "f", "mine", ["html"], further=True)
+    drawn = [path for path in paths if path.suffix == ".png"]
+    assert len(drawn) == paths[-1].read_text().count("data:image/svg+xml;base64,") == 3
+
+
 def test_the_page_says_what_the_markdown_says(tmp_path: Path) -> None:
     paths = written(tmp_path, "html")
     text, page = paths[0].read_text(), paths[-1].read_text()
@@ -121,3 +128,9 @@ def test_numbers_are_no_words_and_words_no_numbers(tmp_path: Path) -> None:
     assert column(opened(page, clicked("arm", 1)), "arm") == sorted(arm.arm for arm in RUN.arms for _ in range(2))
     scores = [float(cell.split()[1]) for cell in column(opened(page, clicked("quality", 1)), "quality")]
     assert scores == sorted(scores) and len(set(scores)) == 3, "numbers behind the metric's name"
+
+
+@pytest.mark.slow
+def test_what_was_not_run_stays_last(tmp_path: Path) -> None:
+    page = written(tmp_path, "html")[-1]
+    assert column(opened(page, clicked("quality", 2)), "quality")[-1] == "not run"

@@ -217,6 +217,11 @@ def test_of_several_runs_the_newest_that_has_a_cell_fills_it_and_unfinished_ones
     assert one(cells, "Gemma2 2B → 9B", "VIA-SD", "WebQ speed").ours.value == 4.0
 
 
+def test_a_finished_run_without_a_sample_fills_nothing(tmp_path: Path) -> None:
+    (tmp_path / "runs" / run(tmp_path) / "samples.jsonl").write_text("")
+    assert all(cell.ours.value is None for cell in found(tmp_path))
+
+
 def test_columns_with_temperatures_of_their_own_take_the_run_at_theirs(tmp_path: Path) -> None:
     tasks = ("xsum", "cnn_dailymail")
     run(tmp_path, "table3", tasks=tasks, metric="rouge2")

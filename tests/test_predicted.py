@@ -134,6 +134,15 @@ def test_the_closed_form_misses_what_a_backlog_costs() -> None:
     assert all(error is not None and abs(error) > 0.02 for error in errors.values())
 
 
+def test_the_closed_form_knows_whose_pass_ends_a_block() -> None:
+    run, samples = made_run()
+    closed = []
+    for gate in ("strictness", "strictness, ending=full"):
+        arms = tuple(replace(arm, gate=gate) if arm.arm == "via_sd" else arm for arm in run.arms)
+        closed.append(found_in(replace(run, arms=arms), samples)["via_sd"].closed)
+    assert closed[0] is not None and closed[1] is not None and closed[1] < closed[0]
+
+
 def test_a_ceiling_by_hand() -> None:
     """Blocks of four, all accepted already: the ceiling is what was predicted."""
     run, samples = made_run()
@@ -150,6 +159,7 @@ def test_a_device_that_does_not_tell_its_tiers_apart_is_fitted_as_a_whole() -> N
     untold = [replace(one, generation=replace(one.generation, tier_s=None)) for one in samples]
     for one in found_in(run, untold).values():
         assert one.error is not None and abs(one.error) < 0.05
+        assert one.closed is None, "a drafter whose forwards were not timed is not free"
 
 
 def test_an_arm_that_cannot_be_replayed_has_a_reason_and_no_number() -> None:

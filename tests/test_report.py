@@ -387,3 +387,15 @@ def test_no_figure_is_drawn_of_more_runs_than_can_be_told_apart(
     assert [path.name for path in paths] == ["run.md", "run.csv", "run_positions.csv"]
     assert list(figures_dir.iterdir()) == [], "none of before stands beside other tables"
     assert "no figure of 3 runs: 2 can be told apart" in capsys.readouterr().out
+
+
+def test_a_missing_main_figure_is_said_also_where_another_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "MOST_RUNS", 1)
+    monkeypatch.setattr(
+        "harness.jobs.report.write_predicted", lambda reports, tables, figures, name: [figures / "run_predicted.png"]
+    )
+    reports = [tables.build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "ab")]
+    write_reports(reports, tmp_path / "t", tmp_path / "f", "run")
+    assert "no figure of 2 runs: 1 can be told apart" in capsys.readouterr().out

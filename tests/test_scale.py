@@ -1,5 +1,6 @@
 """Pairs that do not fit here: a trace by hand under constants by hand, the job, and its refusals."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
+from harness.compare import BASELINE
 from harness.config import plain, register
 from harness.errors import UserError
 from harness.jobs.scale import report_scale, timed_forwards
@@ -16,10 +18,12 @@ from harness.report.scale import ScaledPair, Traced, devices_for, scaled, skippe
 from harness.report.scale_figure import scale_figure, validation_figure
 from harness.roofline import Load, Machine, Timed
 from harness.store import read, read_config
+from tests.rows import run_record, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results" / "reference"
 SPEED = REFERENCE / "speed" / "speed"
+PROMPT_LOOKUP = {"_target_": "harness.drafters.prompt_lookup.PromptLookup"}
 MACHINES = {"one": {"bandwidth": 1e12, "compute": 1e15, "memory_bytes": 8e10, "source": "made up"}}
 PAIRS = {"llama3_8b_70b": {"drafter": "llama3_8b", "full": "llama3_70b"}}
 
@@ -109,6 +113,25 @@ def test_a_share_that_nobody_says_is_none() -> None:
     assert skipped({"skip_ratio": 0.2}, {}) == 0.2
 
 
+@pytest.mark.parametrize(
+    ("slim", "why"),
+    [({"masks": ["a.json", "b.json"]}, "different shares"), ({"path": "somewhere"}, "a model of its own")],
+)
+def test_slim_verifiers_whose_size_elsewhere_nobody_says_are_left_out(slim: dict[str, Any], why: str) -> None:
+    folder = run_of("quickstart")
+    data, settings = read(folder), read_config(folder)
+    settings["methods"]["via_sd"]["slim"] = slim | {"cache": "shared"}
+    found, reasons = traced(data.run, data.samples, settings, 0.45)
+    assert [one.arm for one in found] == ["speculative"] and why in reasons["via_sd"]
+
+
+def test_plain_steps_are_what_decoding_alone_takes() -> None:
+    node = {"_target_": "harness.decode.speculative.Speculative", "drafter": PROMPT_LOOKUP}
+    run = run_record((BASELINE, "speculative"))
+    (one,), _ = traced(run, [sample(tokens=8, arm="speculative")], {"methods": {"speculative": node}}, 0.45)
+    assert one.shapes == one.plain == {("full", 1, place): 1 for place in range(8)}
+
+
 def test_the_job_predicts_and_is_held_against_measured_forwards(tmp_path: Path) -> None:
     paths = made(tmp_path)
     assert {path.name for path in paths} == {
@@ -135,6 +158,29 @@ def test_a_records_tiers_have_the_layers_that_it_says() -> None:
     (path,) = SPEED.iterdir()
     layers = {one.tier: one.load.layers for one in timed_forwards(path, shapes["smollm2_135m"])}
     assert layers == {"full": 30, "slim": 21, "draft": 6, "self_skip": 12}
+
+
+def test_a_record_says_how_many_bytes_a_number_has(tmp_path: Path) -> None:
+    shapes, _ = read_shapes(ROOT / "results" / "paper")
+    (path,) = SPEED.iterdir()
+    record = json.loads(path.read_text())
+    record["run"]["env"]["dtype"] = "float32"
+    record["forwards"] = [one | {"read_bytes": 2 * one["read_bytes"]} for one in record["forwards"]]
+    (tmp_path / "wide.json").write_text(json.dumps(record))
+    stored, wide = (timed_forwards(one, shapes["smollm2_135m"]) for one in (path, tmp_path / "wide.json"))
+    for one, other in zip(stored, wide, strict=True):
+        assert (other.load.layers, other.load.weights) == (one.load.layers, one.load.weights)
+        assert other.load.weight_bytes == 2 * one.load.weight_bytes
+
+
+def test_a_record_of_one_context_is_refused(tmp_path: Path) -> None:
+    (path,) = SPEED.iterdir()
+    record = json.loads(path.read_text())
+    first = record["forwards"][0]["context"]
+    record["forwards"] = [one for one in record["forwards"] if one["context"] == first]
+    (tmp_path / "short.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="at one context, want two"):
+        made(tmp_path, speed=str(tmp_path / "short.json"))
 
 
 def test_the_shipped_settings_are_those_of_the_job(tmp_path: Path) -> None:
@@ -172,14 +218,18 @@ def test_every_prediction_is_in_the_figure() -> None:
         ({"pairs": {"p": 3}}, "job.pairs.p=3"),
         ({"contexts": []}, "job.contexts"),
         ({"contexts": [0]}, "job.contexts"),
+        ({"contexts": 1024}, "job.contexts=1024"),
         ({"batch": 0}, "job.batch=0"),
+        ({"batch": "two"}, "job.batch='two'"),
         ({"weight_bytes": 0.0}, "weight_bytes=0"),
         ({"skip_ratio": 1.0}, "skip_ratio=1.0"),
         ({"speed": "nowhere"}, "job.speed=nowhere"),
         ({"speed_model": "gpt"}, "job.speed_model"),
         ({"speed_machine": "two"}, "job.speed_machine"),
+        ({"speed_machine": "one"}, "job.machines is empty"),
         ({"runs": "nothing"}, "nothing"),
-        ({"reference": None}, "quickstart"),
+        ({"runs": 3}, "job.runs=3"),
+        ({"reference": None}, "no run has a method): run +experiment=quickstart"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

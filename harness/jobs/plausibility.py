@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.errors import UserError
+from harness.jobs.report import run_ids
 from harness.report.break_even import break_even_figure, implied_points, measured_points, page, pairs_figure
 from harness.report.figures import save
 from harness.report.load import load
@@ -68,7 +69,7 @@ def report_plausibility(
 def chosen(results_dir: str, runs: str | Sequence[str] | None, reference: str | None) -> list[Path]:
     """Folders of the runs asked for; None: the newest finished one, else all finished ones below ``reference``."""
     if runs is not None:
-        return find_runs(results_dir, [runs] if isinstance(runs, str) else runs)
+        return find_runs(results_dir, run_ids(runs))
     try:
         return find_runs(results_dir)
     except UserError:

@@ -40,7 +40,7 @@ def report(
 
     ``paper``: instead of runs ``all``, or tables of the paper, with ours of every finished run named after them.
 
-    ``format``: ``html``, ``latex`` or both, besides: one page with tables and figure, and the tables to paste.
+    ``format``: ``html``, ``latex`` or both, besides: one page with tables and figures, and the tables to paste.
 
     Raises:
         UserError: no such run, sweep, table or format, two of them named, or what cannot be read or written.
@@ -133,7 +133,7 @@ def write_reports(
     paths = report_files(reports, tables_dir, figures_dir, name, formats, further)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
-    if all(path.parent != figures_dir for path in paths):
+    if figures_dir / f"{name}.png" not in paths:
         screen.print(f"no figure of {len(reports)} runs: {choice.MOST_RUNS} can be told apart; a sweep has its own")
     if line := differences(reports):
         screen.print(line, soft_wrap=True)
@@ -161,4 +161,4 @@ def report_files(
             for path in figures_dir.glob(f"{name}.p[dn][fg]"):
                 path.unlink()
         paths += write_predicted(reports, tables_dir, figures_dir, name)
-        return paths + write_exports(reports, drawn.get(""), tables_dir, name, formats)
+        return paths + write_exports(reports, drawn, tables_dir, name, formats)

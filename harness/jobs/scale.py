@@ -34,6 +34,8 @@ from harness.store import check_writable, from_json, read, read_config, write_at
 FITTED_ON = "full"
 MACHINE_KEYS = ("bandwidth", "compute", "layer_overhead_s", "memory_bytes", "source")
 PAIR_KEYS = ("drafter", "full")
+SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+"""Bytes of a number by dtype."""
 
 
 def report_scale(
@@ -73,7 +75,7 @@ def report_scale(
         check_writable(folder)
     shapes, read_in = read_shapes(Path(paper))
     known = {name: machine_of(name, node) for name, node in machines.items()}
-    check_sizes(contexts, batch, pairs, known)
+    check_sizes(contexts, batch, pairs, [name for name in known if name != speed_machine])
     if not 0 <= skip_ratio < 1:
         raise UserError(f"job.skip_ratio={skip_ratio}: want a share of the layers, 0 to below 1.")
     if speed_machine is not None and speed_machine not in known:
@@ -89,7 +91,8 @@ def report_scale(
         reasons |= why
         facts.append(f"run `{data.run.run_id}`, model {data.run.model}, {len(data.samples)} samples")
     if not arms:
-        raise UserError("no run has an arm whose forwards follow from its trace: run +experiment=quickstart first.")
+        told = "; ".join(f"{arm}: {reason}" for arm, reason in reasons.items()) or "no run has a method"
+        raise UserError(f"no forwards follow from a trace ({told}): run +experiment=quickstart first.")
 
     shares = sorted({0.0, *(arm.slim_skip for arm in arms), *(arm.draft_skip or 0.0 for arm in arms)})
     rows = []
@@ -162,14 +165,16 @@ def check_keys(where: str, node: Any, known: Sequence[str], needed: Sequence[str
         raise UserError(f"{where} lacks {', '.join(missing)}: add {where}.{missing[0]}=VALUE.")
 
 
-def check_sizes(contexts: Sequence[int], batch: int, pairs: Mapping[str, Any], machines: Mapping[str, Machine]) -> None:
-    if not contexts or any(type(one) is not int or one < 1 for one in contexts):
-        raise UserError(f"job.contexts={list(contexts)}: want numbers of cached tokens, at least one, each 1 or more.")
-    if batch < 1:
-        raise UserError(f"job.batch={batch}: want at least 1 text at once.")
-    for key, node in (("pairs", pairs), ("machines", machines)):
-        if not node:
-            raise UserError(f"job.{key} is empty: want at least one.")
+def check_sizes(contexts: Any, batch: Any, pairs: Mapping[str, Any], machines: Sequence[str]) -> None:
+    """``machines``: those that pairs are predicted for."""
+    listed = isinstance(contexts, Sequence) and bool(contexts)
+    if not listed or any(type(one) is not int or one < 1 for one in contexts):
+        raise UserError(f"job.contexts={contexts!r}: want numbers of cached tokens, at least one, each 1 or more.")
+    if type(batch) is not int or batch < 1:
+        raise UserError(f"job.batch={batch!r}: want at least 1 text at once.")
+    for key, found, beside in (("pairs", pairs, ""), ("machines", machines, " besides job.speed_machine")):
+        if not found:
+            raise UserError(f"job.{key} is empty: want at least one{beside}.")
 
 
 def shape_of(shapes: Mapping[str, Shape], pair: str, node: Any, key: str) -> Shape:
@@ -207,14 +212,17 @@ def timed_forwards(path: Path, shape: Shape) -> list[Timed]:
     the layers of the tier.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["forwards"]
-        forwards: tuple[ForwardTime, ...] = from_json(tuple[ForwardTime, ...], stored)
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        forwards: tuple[ForwardTime, ...] = from_json(tuple[ForwardTime, ...], stored["forwards"])
+        size = SIZES[stored["run"]["env"]["dtype"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a record of job=speed ({error}): give another with job.speed=PATH.") from error
     found = []
     for tier in dict.fromkeys(one.tier for one in forwards):
         mine = [one for one in forwards if one.tier == tier]
-        load = load_read(mine, shape)
+        if len({one.context for one in mine}) < 2:
+            raise UserError(f"{path}: {tier} was timed at one context, want two: give another with job.speed=PATH.")
+        load = load_read(mine, shape, size)
         for one in mine:
             seconds = median_span(one.seconds)[0]
             if seconds:
@@ -222,14 +230,11 @@ def timed_forwards(path: Path, shape: Shape) -> list[Timed]:
     return found
 
 
-def load_read(forwards: Sequence[ForwardTime], shape: Shape) -> Load:
+def load_read(forwards: Sequence[ForwardTime], shape: Shape, size: int) -> Load:
+    """``size``: bytes of a number."""
     least = min(one.block for one in forwards)
     short, *_, long = sorted((one for one in forwards if one.block == least), key=lambda one: one.context)
     cache = (long.read_bytes - short.read_bytes) / (long.context - short.context)
     weight_bytes = short.read_bytes - (short.context + least) * cache
-    layers = cache / (2 * shape.kv_heads * shape.head_dim * BFLOAT16)
-    return Load(weight_bytes, cache, weight_bytes / BFLOAT16, layers)
-
-
-BFLOAT16 = 2
-"""Bytes of a number in the records' dtype."""
+    layers = cache / (2 * shape.kv_heads * shape.head_dim * size)
+    return Load(weight_bytes, cache, weight_bytes / size, layers)

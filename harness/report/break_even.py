@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 
 from harness.compare import BASELINE, divide
 from harness.cost import Costs, break_even, break_even_at
-from harness.report.figures import STYLE
+from harness.report.figures import LEVEL, STYLE, colour
 from harness.report.paper_points import SETS
-from harness.report.tables import DASH, Line, RunReport, lines
+from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def page(points: Sequence[Point]) -> str:
             "token included, over its speedup, less gamma c and c'. No share of escalations is below 0.",
             "",
             *checked,
-            table(points).to_markdown(index=False, disable_numparse=True),
+            markdown_table(table(points)),
             "",
         )
     )
@@ -193,26 +193,31 @@ def break_even_figure(points: Sequence[Point]) -> Figure:
         if lowest < 0:
             axes.fill_between(slim, lowest * 1.05, 0, color="#999999", alpha=0.25, linewidth=0)
             axes.text(0.04, lowest, "no share of escalations is below 0", color="#555555", fontsize=8)
-        axes.plot(slim, 1 - slim, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.plot(slim, 1 - slim, **LEVEL)
         axes.text(0.04, 0.05, "a third tier pays", color="#00557F", fontsize=8)
-        for label, colour, marker, filled in KINDS:
+        for label, shade, marker, filled in KINDS:
             if group := [point for point in points if _kind(point) == label]:
                 axes.plot(
                     [point.slim_cost for point in group],
                     [point.escalating for point in group],
                     linestyle="",
                     marker=marker,
-                    color=colour,
-                    markerfacecolor=colour if filled else "white",
+                    color=shade,
+                    markerfacecolor=shade if filled else "white",
                     markersize=5,
                     label=f"{label} ({len(group)})",
                 )
-        axes.set_xlim(0, 1)
+        axes.set_xlim(0, widest(points, 1.0))
         axes.set_ylim(min(-0.02, lowest * 1.05), 1.05)
         axes.set_xlabel("c' (slim pass / full pass)")
         axes.set_ylabel("X (share of blocks with a full pass)")
         figure.legend(loc="outside lower center", ncols=1)
     return figure
+
+
+def widest(points: Sequence[Point], least: float) -> float:
+    """End of the axis of c': no point is beyond it, where a slim pass takes longer than a full one either."""
+    return max([least, *(1.05 * point.slim_cost for point in points)])
 
 
 def pairs_figure(points: Sequence[Point]) -> Figure:
@@ -223,8 +228,7 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
     pairs = list(dict.fromkeys(point.pair for point in points))
     tasks = list(dict.fromkeys(_set(point.task) for point in points))
     with matplotlib.style.context(STYLE):
-        colours = [f"#{one.lstrip('#')}" for one in matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]]
-        colour_of = {task: colours[(1 + place) % len(colours)] for place, task in enumerate(tasks)}
+        colour_of = {task: colour(1 + place) for place, task in enumerate(tasks)}
         columns = min(3, len(pairs))
         height = -(-len(pairs) // columns)
         figure = Figure(figsize=(2.6 * columns, 2.1 * height + 0.9), layout="constrained")
@@ -241,8 +245,8 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
                 axes.set_xlabel("c'")
         for axes in grid[::columns]:
             axes.set_ylabel("X")
-        grid[0].set_xlim(0, 1.1)
-        handles = [Line2D([], [], color=colour, label=task) for task, colour in colour_of.items()]
+        grid[0].set_xlim(0, widest(points, 1.1))
+        handles = [Line2D([], [], color=shade, label=task) for task, shade in colour_of.items()]
         marks = {KINDS[0][0]: True, KINDS[1][0]: False}
         handles += [
             Line2D([], [], linestyle="", marker="o", color="#555555", markerfacecolor=_face(filled), label=label)
@@ -273,11 +277,11 @@ def _pair_panel(axes: Axes, points: Sequence[Point], colour_of: dict[str, str]) 
     axes.fill_between(slim, 0, 1 - slim, color="#56B4E9", alpha=0.18, linewidth=0)
     axes.axhline(0, color="#777777", linewidth=0.6)
     axes.set_ylim(min([-0.05, *(point.escalating - 0.1 for point in points)]), 1.25)
-    for task, colour in colour_of.items():
+    for task, shade in colour_of.items():
         mine = [point for point in points if _set(point.task) == task]
         sums = [point.slim_cost + point.edge for point in mine if point.edge is not None]
         if sums:
-            axes.plot([0, 1.1], [fmean(sums), fmean(sums) - 1.1], color=colour, linewidth=0.9)
+            axes.plot([0, 1.1], [fmean(sums), fmean(sums) - 1.1], color=shade, linewidth=0.9)
         for point in mine:
             filled = point.gain is not None and point.gain > 1
             axes.plot(
@@ -286,7 +290,7 @@ def _pair_panel(axes: Axes, points: Sequence[Point], colour_of: dict[str, str]) 
                 linestyle="",
                 marker="o" if point.measured else "x",
                 markersize=4,
-                color=colour,
-                markerfacecolor=colour if filled else "white",
+                color=shade,
+                markerfacecolor=shade if filled else "white",
                 zorder=3,
             )

@@ -83,7 +83,8 @@ def routes_figure(reports: Sequence[RunReport]) -> Figure | None:
     rows: dict[tuple[str, str, str], list[PositionRow]] = {}
     for report in reports:
         for row in report.positions:
-            rows.setdefault((row.run_id, row.task, row.arm), []).append(row)
+            if row.arm in chosen[row.run_id]:
+                rows.setdefault((row.run_id, row.task, row.arm), []).append(row)
     arms, tasks = names(found, len(reports) > 1), list(dict.fromkeys(line.task for line in found))
     with matplotlib.style.context(STYLE):
         figure, panels = task_panels(tasks, arms, 0.5)

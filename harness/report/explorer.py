@@ -67,7 +67,10 @@ def from_wandb(path: str | Path) -> list[Explored]:
     if not file.is_file():
         raise UserError(f"{file} is not there: give a CSV or JSON file of runs exported from W&B.")
     try:
-        rows = json.loads(file.read_text()) if file.suffix == ".json" else pd.read_csv(file).to_dict("records")
+        if file.suffix == ".json":
+            rows = json.loads(file.read_text(encoding="utf-8"))
+        else:
+            rows = pd.read_csv(file).to_dict("records")
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(
             f"{file} cannot be read ({error}): want a CSV or JSON file of runs exported from W&B."
@@ -143,9 +146,14 @@ def explored(row: Mapping[str, Any]) -> Explored:
             numbers.append((parts[0], parts[1], parts[2], float(value), None, None))
     record = config.get("run") if isinstance(config.get("run"), Mapping) else {}
     arms = literal(record.get("arms") or [])
-    lossless = {arm["arm"]: bool(arm["lossless"]) for arm in arms if isinstance(arm, Mapping)}
+    known = [arm for arm in arms if isinstance(arm, Mapping) and {"arm", "lossless"} <= set(arm)]
     settings = config.get("settings", {key: value for key, value in config.items() if key != "run"})
-    return Explored(str(record.get("run_id", row["name"])), tidied(settings), lossless, tuple(numbers))
+    return Explored(
+        str(record.get("run_id", row["name"])),
+        tidied(settings if isinstance(settings, Mapping) else {}),
+        {arm["arm"]: bool(arm["lossless"]) for arm in known},
+        tuple(numbers),
+    )
 
 
 def is_number(value: Any) -> bool:
@@ -184,16 +192,20 @@ def settings_of(frame: pd.DataFrame) -> list[str]:
 def explored_figure(frame: pd.DataFrame, metric: str = "speedup_decode", x: str = "run") -> Figure:
     """A metric by run or by a setting, a panel a task, a colour an arm, lossy arms hollow.
 
-    A setting that is a number is the x axis, its marks joined; of any other each value is a row, best read with names.
+    A setting that is a number is the x axis, its marks joined where an arm has one at each value; of any other each
+    value is a row, best read with names.
 
     Raises:
-        UserError: no such metric or setting.
+        UserError: no such metric or setting, or no number at all.
     """
+    if frame.empty:
+        raise UserError("there is no number to draw: give folders or exports with finished runs.")
     if x not in ("run", "experiment", *settings_of(frame)):
         raise unknown("x", x, ["run", "experiment", *settings_of(frame)])
-    chosen = frame[(frame["metric"] == metric) & ((frame["arm"] != BASELINE) | (metric != "speedup_decode"))]
+    told = frame[(frame["arm"] != BASELINE) | ~frame["metric"].str.startswith("speedup")]  # over itself it is 1
+    chosen = told[told["metric"] == metric]
     if chosen.empty:
-        raise unknown("metric", metric, list(dict.fromkeys(frame["metric"])))
+        raise unknown("metric", metric, set(told["metric"]))
     tasks, places = list(dict.fromkeys(chosen["task"])), list(dict.fromkeys(chosen[x]))
     numeric = all(map(is_number, places))
     arms = {arm: lossless_of(group) for arm, group in chosen.groupby("arm", sort=False)}
@@ -264,4 +276,5 @@ def draw(
         if pd.notna(low) and pd.notna(high):
             ends = ([where, where], [low, high])
             axes.plot(*(ends if numeric else ends[::-1]), color=style["color"], linewidth=0.9, alpha=0.6)
-    axes.plot(*((at, known["value"]) if numeric else (known["value"], at)), linestyle="-" if numeric else "", **style)
+    joined = numeric and known[x].is_unique  # else the runs differ in more than x
+    axes.plot(*((at, known["value"]) if numeric else (known["value"], at)), linestyle="-" if joined else "", **style)

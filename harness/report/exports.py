@@ -1,7 +1,7 @@
 """Tables of runs in further formats: LaTeX to paste into a paper, and one page to open in a browser."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -33,12 +33,12 @@ def chosen_formats(asked: object) -> tuple[str, ...]:
 
 
 def write_exports(
-    reports: Sequence[RunReport], figure: Figure | None, folder: Path, name: str, formats: Sequence[str]
+    reports: Sequence[RunReport], figures: Mapping[str, Figure], folder: Path, name: str, formats: Sequence[str]
 ) -> list[Path]:
-    """``<name>.html`` and ``<name>.tex``, where asked for, each whole or not at all."""
+    """``<name>.html`` and ``<name>.tex``, where asked for, each whole or not at all; ``figures`` as ``figures_of``."""
     files: dict[Path, str] = {}
     if "html" in formats:
-        files[folder / f"{name}.html"] = run_page(reports, figure, name)
+        files[folder / f"{name}.html"] = run_page(reports, figures, name)
     if "latex" in formats:
         files[folder / f"{name}.tex"] = run_latex(reports, name)
     for path, text in files.items():

@@ -140,6 +140,15 @@ def front(points: Sequence[Point], higher_is_better: bool = True) -> list[Point]
     return sorted((one for one in points if not beaten(one)), key=lambda one: one.x)
 
 
+def _fronts(task_lines: Sequence[Line], several: bool) -> list[list[Point]]:
+    """The front of each model and temperature: arms of others are no alternative to one another."""
+    alike: dict[tuple[str, float], list[Line]] = {}
+    for line in task_lines:
+        alike.setdefault((line.run.model, line.run.temperature), []).append(line)
+    better = METRICS[_quality(task_lines[0])].higher_is_better
+    return [front(_points(group, several), better) for group in alike.values()]
+
+
 def _part_ties(points: Sequence[Point]) -> list[Point]:
     """Shift points of the same quality whose speed intervals overlap by some typographic points: else one hides."""
     rank = dict.fromkeys((point.label for point in points), 0)
@@ -168,9 +177,8 @@ def _panel(axes: Axes, task_lines: Sequence[Line], looks: Mapping[str, dict[str,
     high = max((max(point.y_high, point.y) for point in points), default=1.0)
     span = max(high - low, 2.0)
     axes.axvline(1.0, **LEVEL)
-    best = front(points, metric.higher_is_better)
-    steps = [point.x for point in best], [point.y for point in best]
-    axes.plot(*steps, drawstyle="steps-pre", **FRONT)
+    for best in _fronts(task_lines, several):
+        axes.plot([point.x for point in best], [point.y for point in best], drawstyle="steps-pre", **FRONT)
     parted = _part_ties(points)
     for point in parted:
         look = looks[point.label]
@@ -205,10 +213,7 @@ def _looks(all_lines: Sequence[Line], several: bool) -> tuple[dict[str, dict[str
         by_task: dict[str, list[Line]] = {}
         for line in all_lines:
             by_task.setdefault(line.task, []).append(line)
-        fronts = [
-            front(_points(task, several), METRICS[_quality(task[0])].higher_is_better) for task in by_task.values()
-        ]
-        on_front = {point.label for points in fronts for point in points}
+        on_front = {point.label for task in by_task.values() for best in _fronts(task, several) for point in best}
         shown = [label for label in labels if label in on_front]
     looks = {label: _look(index, labels[label]) for index, label in enumerate(shown)}
     handles = [Line2D([], [], linestyle="", label=label, **look) for label, look in looks.items()]
@@ -220,10 +225,10 @@ def _looks(all_lines: Sequence[Line], several: bool) -> tuple[dict[str, dict[str
 
 
 def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
-    """Decode speedup with its 95 % interval (x) beside the primary quality metric (y, interval pale), and its front.
+    """Decode speedup with its 95 % interval (x) beside the primary quality metric (y, interval pale).
 
-    Colour and marker stand for the same arm in all panels; lossy arms are hollow. Points that would hide each other
-    are drawn slightly apart.
+    A line is the front of a model at a temperature. Colour and marker stand for the same arm in all panels; lossy arms
+    are hollow. Points that would hide each other are drawn slightly apart.
     """
     all_lines = list(lines(reports))
     several = len(reports) > 1

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 import matplotlib.style
@@ -40,7 +40,7 @@ SORT = """
 "use strict";
 // A number at the start of a cell, or behind one word as in "rouge2 8.2"; cells without a value stay last.
 const NUMBER = /^(?:[A-Za-z][\\w-]* )?([+-]?\\d+(?:\\.\\d+)?(?:e[+-]?\\d+)?)/;
-const EMPTY = text => text === "" || text.startsWith("\\u2013");
+const EMPTY = text => text === "" || text === "not run" || text.startsWith("\\u2013");
 function sortBy(table, column, ascending) {
   const rows = [...table.tBodies[0].rows];
   const texts = new Map(rows.map(row => [row, row.cells[column].textContent.trim()]));
@@ -83,11 +83,11 @@ def page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def run_page(reports: Sequence[RunReport], figure: Figure | None, name: str) -> str:
-    """The page of one or more runs: what their Markdown says, with the figure."""
+def run_page(reports: Sequence[RunReport], figures: Mapping[str, Figure], name: str) -> str:
+    """The page of one or more runs: what their Markdown says, with the figures."""
     parts = [html_prose(note) for note in notes(reports)]
-    if figure is not None:
-        parts.append(picture(figure, f"{name}: the figure of this page's numbers"))
+    for ending, figure in figures.items():
+        parts.append(picture(figure, f"{name}: {ending or 'main'} figure of this page's numbers"))
     for head, frame, remark in sections(reports):
         parts += [f"<h2>{escape(head)}</h2>", table(frame), html_prose(remark)]
         if head == "Results" and (faults := faults_of(reports)):

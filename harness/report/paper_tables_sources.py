@@ -10,10 +10,11 @@ import pandas as pd
 
 from harness import sweeps
 from harness.errors import UserError
+from harness.report.load import load_if_any
 from harness.report.paper_points import NUMBERS
 from harness.report.paper_tables_spec import PaperTable
-from harness.report.tables import DASH, RunReport, build
-from harness.store import RUN, is_finished, read, read_config
+from harness.report.tables import DASH, RunReport
+from harness.store import RUN, is_finished, read_config
 
 SEARCHED = 0.45
 """Share of layers that the masks of Table 4 skip."""
@@ -87,9 +88,8 @@ def read_sources(results_dir: Path, tables: Sequence[PaperTable]) -> dict[str, l
     found: dict[str, list[Source]] = {table.name: [] for table in tables}
     for path in sorted((results_dir / "runs").glob(f"*/{RUN}"), reverse=True):
         folder = path.parent
-        if is_finished(folder) and (name := str((settings := read_config(folder)).get("name"))) in found:
-            data = read(folder)
-            report = build(data.run, data.samples, settings, "", data.divergences, data.fidelity)
+        named = is_finished(folder) and (name := str(read_config(folder).get("name"))) in found
+        if named and (report := load_if_any(folder)):
             found[name].append(of_run(report))
     if "table4" in found:
         found["table4"] = [
@@ -106,7 +106,7 @@ def of_run(report: RunReport) -> Source:
     env = run.env
     drafter = settings.get("drafter") or {}
     values = {(row.arm, row.task, row.metric): Number(row.value, row.low, row.high, row.n) for row in report.rows}
-    commit = DASH if run.git_commit is None else run.git_commit[:12] + (" (dirty)" if run.git_dirty else "")
+    commit = commit_of(run.git_commit, run.git_dirty)
     return Source(
         name=run.run_id,
         model=run.model,
@@ -118,11 +118,16 @@ def of_run(report: RunReport) -> Source:
         device=", ".join(env[key] for key in ("device", "gpu", "cpu") if key in env) or DASH,
         commit=commit,
         values=values,
-        prompts={task: max(row.n for row in report.rows if row.task == task) for task in run.task_metrics},
+        prompts={row.task: row.n for row in report.rows},
         lossy=frozenset(arm.arm for arm in run.arms if not arm.lossless),
         not_run=report.not_run,
         note=report.remark,
     )
+
+
+def commit_of(commit: str | None, dirty: bool | None) -> str:
+    """As it stands under a table."""
+    return DASH if commit is None else commit[:12] + (" (dirty)" if dirty else "")
 
 
 def of_card(path: Path) -> Source | None:
@@ -138,9 +143,7 @@ def of_card(path: Path) -> Source | None:
     kind = (card.get("skip_ratio"), card.get("units"), card.get("cache_mode"))
     if kind != (SEARCHED, "layers", "shared") or "search_s" not in card:
         return None
-    commit = (
-        DASH if card.get("git_commit") is None else card["git_commit"][:12] + (" (dirty)" if card["git_dirty"] else "")
-    )
+    commit = commit_of(card.get("git_commit"), card.get("git_dirty"))
     calibration = {task: int(data["rows"]) for task, data in card.get("calibration", {}).items()}
     minutes = Number(card["search_s"] / 60)
     return Source(

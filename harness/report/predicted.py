@@ -38,6 +38,8 @@ REMARK = (
     "escalates). Errors: prediction / measurement - 1."
 )
 
+ALONE = "each half of the prompts needs one of every tier, timed while nothing else was measured"
+
 Parts = Mapping[Hashable, Mapping[Hashable, float]]
 """Terms of a prompt by what measured seconds they sum to."""
 
@@ -120,7 +122,7 @@ def predictions(
             predicted, ceiling = divide(mine[0], base[0]), divide(mine[1], base[0])
         costs = _costs(numbers, known[task, BASELINE])
         span = spans[task, arm]
-        why = "" if predicted is not None else reasons.get(arm) or "each half of the prompts needs one of every tier"
+        why = "" if predicted is not None else reasons.get(arm) or ALONE
         found.append(
             Prediction(
                 *(run.run_id, task, arm, record.lossless, *costs, span.value, span.low, span.high),
@@ -257,6 +259,8 @@ def _closed_form(
     rejected, drafted = numbers.get("reject_rate"), numbers.get("mean_drafted")
     if rejected is None or drafted is None:
         return None
+    if costs[0] is None and numbers.get("draft_rate"):
+        return None  # its forwards were not timed
     draft = costs[0] or 0.0  # a drafter without a model costs nothing
     gamma = max(1, round(drafted))
     if arm.method == "via_sd":
@@ -265,6 +269,8 @@ def _closed_form(
             return None
         gate = arm.gate or ""
         tokens = tokens_per_block(1 - rejected, gamma, bonus=int("bonus=" in gate))
+        if "ending=full" in gate:  # a draft that is regenerated needs a pass too
+            escalated += numbers.get("regenerate_share") or 0.0
         passes = block_full_passes(accepted, escalated, gamma) + ("bonus=full" in gate) * accepted**gamma
         return three_tier_speedup(tokens, passes, gamma, Costs(draft, slim))
     two_tiers = numbers.get("slim_rate") == 0 and numbers.get("escalate_share") == 1 and arm.method != "cascade_sd"

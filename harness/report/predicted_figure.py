@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.figures import MARKERS, STYLE, save
+from harness.report.figures import LEVEL, MARKERS, STYLE, colour, save
 from harness.report.predicted import Prediction, median_error, predicted_csv
 from harness.report.tables import RunReport
 from harness.store import write_atomic
@@ -27,11 +27,7 @@ def predicted_figure(found: Sequence[Prediction]) -> Figure:
     """
     tasks = list(dict.fromkeys(one.task for one in found))
     with matplotlib.style.context(STYLE):
-        colours = [f"#{one.lstrip('#')}" for one in matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]]
-        looks = {
-            task: (colours[(1 + place) % len(colours)], MARKERS[place % len(MARKERS)])
-            for place, task in enumerate(tasks)
-        }
+        looks = {task: (colour(1 + place), MARKERS[place % len(MARKERS)]) for place, task in enumerate(tasks)}
         figure = Figure(figsize=(7.0, 4.0 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -50,8 +46,8 @@ def predicted_figure(found: Sequence[Prediction]) -> Figure:
         panels[0].set_ylim(0, highest)
         panels[0].set_ylabel("Predicted decode speedup")
         handles = [
-            Line2D([], [], linestyle="", marker=mark, color=colour, markersize=5, label=task)
-            for task, (colour, mark) in looks.items()
+            Line2D([], [], linestyle="", marker=mark, color=shade, markersize=5, label=task)
+            for task, (shade, mark) in looks.items()
         ]
         figure.legend(
             handles=handles,
@@ -70,22 +66,22 @@ def _draw(
     axes.fill_between(
         [0, highest], [0, (1 - NEAR) * highest], [0, (1 + NEAR) * highest], color="#999999", alpha=0.18, linewidth=0
     )
-    axes.plot([0, highest], [0, highest], color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    axes.plot([0, highest], [0, highest], **LEVEL)
     for one in found:
         value = read(one)
         if value is None or one.measured is None:
             continue
-        colour, mark = looks[one.task]
+        shade, mark = looks[one.task]
         if one.low is not None and one.high is not None:
-            axes.plot([one.low, one.high], [value] * 2, color=colour, linewidth=0.8, alpha=0.45, zorder=2)
+            axes.plot([one.low, one.high], [value] * 2, color=shade, linewidth=0.8, alpha=0.45, zorder=2)
         axes.plot(
             one.measured,
             value,
             linestyle="",
             marker=mark,
             markersize=4.5,
-            color=colour,
-            markerfacecolor=colour if one.lossless else "white",
+            color=shade,
+            markerfacecolor=shade if one.lossless else "white",
             zorder=3,
         )
 

@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.pairing import merged
 from harness.records import RunRecord, SampleRecord
 from harness.report.tables import DASH, markdown_table
-from harness.roofline import Load, Machine, Timed, errors, forward_s
+from harness.roofline import Load, Machine, Timed, errors, forward_s, parts_s
 from harness.traces import DRAFT, FULL, SLIM, Layout, Untraced, forwards, layout
 
 HELD = 0.9
@@ -32,9 +32,9 @@ HELD = 0.9
 class Traced:
     """The forwards of one arm over all prompts of a run.
 
-    ``shapes``: how often a tier had a forward of these rows, so many positions behind the prompt. ``plain`` the same of
-    decoding as many tokens one by one. ``draft_skip`` and ``slim_skip``: share of the full verifier's layers that the
-    drafter and the slim verifier skip; None of a drafter with a model of its own.
+    ``shapes``: how often a tier had a forward of these rows, over so many positions more than decoding began with.
+    ``plain`` the same of decoding as many tokens one by one. ``draft_skip`` and ``slim_skip``: share of the full
+    verifier's layers that the drafter and the slim verifier skip; None of a drafter with a model of its own.
     """
 
     run_id: str
@@ -66,19 +66,19 @@ def traced(
         try:
             kind = layout(node)
             skip = draft_skip(kind, node.get("drafter") or {})
+            slim_skip = slim_share(node.get("slim") or {}, settings.get("model") or {})
             shapes: Counter[tuple[str, int, int]] = Counter()
             plain: Counter[tuple[str, int, int]] = Counter()
             for one in mine:
                 for block in forwards(kind, one.prompt_tokens, one.generation.blocks):
                     for made in block:
                         tier = made.tier.split()[0]
-                        shapes[tier, made.rows, max(0, made.context - one.prompt_tokens)] += 1
+                        shapes[tier, made.rows, made.context - (one.prompt_tokens - 1)] += 1
                 for place in range(output_tokens(one)):
                     plain[FULL, 1, place] += 1
         except Untraced as error:
             reasons[arm.arm] = str(error)
             continue
-        slim_skip = skipped(node.get("slim") or {}, settings.get("model") or {})
         tokens = sum(map(output_tokens, mine))
         if tokens:
             slim_skip = skip_ratio if slim_skip is None else slim_skip
@@ -104,6 +104,19 @@ def draft_skip(kind: Layout, drafter: Mapping[str, Any]) -> float | None:
     if share is None:
         raise Untraced("the share of layers that its drafter skips is not in the settings")
     return share
+
+
+def slim_share(slim: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
+    """Share of the full verifier's layers that a slim one skips; None where nobody says.
+
+    Raises:
+        Untraced: there are several, or it is another model.
+    """
+    if "masks" in slim:
+        raise Untraced("its slim verifiers skip different shares of the layers")
+    if "path" in slim:
+        raise Untraced("its slim verifier is a model of its own, whose size beside another pair nobody says")
+    return skipped(slim, model)
 
 
 def skipped(node: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
@@ -168,7 +181,7 @@ def devices_for(pair: ScaledPair, memory_bytes: float | None, context: int, batc
 def scaled(
     name: str, machine: Machine, devices: int, pair: ScaledPair, context: int, batch: int, arm: Traced
 ) -> ScaleRow:
-    """What the forwards of ``arm`` would take of ``pair``, its prompt ``context`` tokens long."""
+    """What the forwards of ``arm`` would take of ``pair``, begun behind ``context`` cached tokens."""
     together = machine.times(devices)
     draft = pair.drafter if arm.draft_skip is None else pair.full_at[arm.draft_skip]
     loads = {DRAFT: draft, SLIM: pair.full_at[arm.slim_skip], FULL: pair.full}
@@ -180,8 +193,8 @@ def scaled(
             load, length = loads[tier], context + offset
             seconds = count * forward_s(together, load, rows, length, batch)
             total += seconds
-            moved = (load.weight_bytes + batch * length * load.cache_bytes) / together.bandwidth
-            bound += seconds if 2 * load.weights * batch * rows / together.compute > moved else 0.0
+            moved, multiplied = parts_s(together, load, rows, length, batch)
+            bound += seconds if multiplied > moved else 0.0
         return total, bound
 
     plain, (mine, bound) = spent(arm.plain)[0], spent(arm.shapes)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.report.figures import MARKERS, STYLE
+from harness.report.figures import LEVEL, MARKERS, STYLE, colour
 from harness.report.scale import ScaleRow
 from harness.roofline import Machine, Timed, errors
 
@@ -23,7 +23,6 @@ def scale_figure(rows: Sequence[ScaleRow]) -> Figure:
     several = len({row.run_id for row in rows}) > 1
     contexts = sorted({row.context for row in rows})
     with matplotlib.style.context(STYLE):
-        colours = [f"#{one.lstrip('#')}" for one in matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]]
         columns = min(2, len(pairs))
         height = -(-len(pairs) // columns)
         legend_rows = -(-(len(arms) + len(machines)) // 4)
@@ -33,12 +32,12 @@ def scale_figure(rows: Sequence[ScaleRow]) -> Figure:
         handles = []
         for place, (arm, known) in enumerate(arms.items()):
             name = f"{known.arm}, {known.run_id}" if several else known.arm
-            colour = colours[(1 + place) % len(colours)]
+            shade = colour(1 + place)
             style: dict[str, Any] = {
-                "color": colour,
+                "color": shade,
                 "marker": MARKERS[place % len(MARKERS)],
                 "markersize": 4,
-                "markerfacecolor": colour if known.lossless else "white",
+                "markerfacecolor": shade if known.lossless else "white",
             }
             handles.append(Line2D([], [], linestyle="", label=name if known.lossless else f"{name} (lossy)", **style))
             for axes, pair in zip(grid, pairs, strict=False):
@@ -54,7 +53,7 @@ def scale_figure(rows: Sequence[ScaleRow]) -> Figure:
                         **style,
                     )
         for axes, pair in zip(grid, pairs, strict=False):
-            axes.axhline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+            axes.axhline(1.0, **LEVEL)
             axes.set_title(pair)
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_locator(FixedLocator(contexts))
@@ -88,7 +87,6 @@ def thousands(value: float) -> str:
 def validation_figure(checks: Sequence[tuple[str, Machine, Sequence[Timed]]]) -> Figure:
     """A panel for each set of constants: predicted over measured milliseconds of a forward, a colour for each tier."""
     with matplotlib.style.context(STYLE):
-        colours = [f"#{one.lstrip('#')}" for one in matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]]
         figure = Figure(figsize=(3.5 * len(checks), 3.7), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(checks), squeeze=False, sharex=True, sharey=True)[0]
@@ -105,12 +103,12 @@ def validation_figure(checks: Sequence[tuple[str, Machine, Sequence[Timed]]]) ->
                     [predicted for _, predicted in mine],
                     linestyle="",
                     marker=MARKERS[place % len(MARKERS)],
-                    color=colours[(1 + place) % len(colours)],
+                    color=colour(1 + place),
                     markersize=4,
                     label=tier,
                 )
             ends = [min(min(pair) for pair in values) / 1.3, 1.3 * max(max(pair) for pair in values)]
-            axes.plot(ends, ends, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+            axes.plot(ends, ends, **LEVEL)
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_title(f"Constants: {name}")

@@ -17,7 +17,7 @@ from harness import sweeps
 from harness.compare import BASELINE
 from harness.errors import UserError, unknown
 from harness.metrics import DIFFERENCE
-from harness.report.figures import MARKERS, STYLE, save
+from harness.report.figures import LEVEL, MARKERS, STYLE, colour, save
 from harness.report.swept import identity, swept_values, unswept_arms
 from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
 from harness.store import RUN, is_finished, read_config, read_run, write_atomic
@@ -295,14 +295,13 @@ def series_label(cell: Cell, line: Line, axis: str, fixed: bool) -> str:
 
 
 def look(index: int, lossless: bool, fixed: bool) -> dict[str, Any]:
-    colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    colour = f"#{colours[index % len(colours)].lstrip('#')}"
+    shade = colour(index)
     return {
-        "color": colour,
+        "color": shade,
         "marker": MARKERS[index % len(MARKERS)],
         "markersize": 5,
-        "markerfacecolor": colour if lossless else "white",
-        "markeredgecolor": colour,
+        "markerfacecolor": shade if lossless else "white",
+        "markeredgecolor": shade,
         "linestyle": "" if fixed else "-",
         "linewidth": 1.1,
     }
@@ -314,7 +313,7 @@ def span(ticks: Sequence[Any], numeric: bool) -> float:
 
 
 def draw(panel: Axes, marks: Mapping[str, Sequence[Mark]], looks: Mapping[str, dict[str, Any]], width: float) -> None:
-    panel.axhline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    panel.axhline(1.0, **LEVEL)
     for label, style in looks.items():
         aside = 0.008 * width * (list(looks).index(label) - (len(looks) - 1) / 2)
         found = sorted(marks.get(label, ()), key=lambda mark: mark.x)
