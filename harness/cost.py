@@ -196,7 +196,7 @@ def fitted(terms: Sequence[Terms], seconds: Sequence[float]) -> dict[Hashable, f
     table = np.array([[one.get(name, 0.0) for name in names] for one in terms], dtype=float).reshape(-1, len(names))
     scale = np.linalg.norm(table, axis=0)
     scale[scale == 0] = 1.0
-    weights, _ = nnls(table / scale, np.array(seconds, dtype=float))
+    weights, _ = nnls(table / scale, np.array(seconds, dtype=float), maxiter=100 * (1 + len(names)))
     return dict(zip(names, (weights / scale).tolist(), strict=True))
 
 
