@@ -101,6 +101,20 @@ def test_a_sweep_is_measured_once_and_its_tables_name_the_cells(
     assert "done" in status(monkeypatch, tmp_path, capsys)
 
 
+def test_sweeps_of_other_models_or_by_other_code_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(layers: int, **changed: Any) -> Path:
+        job = {"settings": {"cores": None} | changed, "config": f"text of {changed}"}
+        config = {"name": "run", "results_dir": "results", "model": {"name": "one", "config": {"layers": layers}}}
+        return sweeps.begun([config | {"job": job} | changed], [["gamma=2"]], tmp_path)
+
+    assert begun(2) == begun(2, cores=[0]) != begun(4)
+    before = begun(2)
+    monkeypatch.setattr(sweeps, "code_sha", lambda: {"harness/sweeps.py": "another"})
+    assert begun(2) != before
+
+
 def test_shards_divide_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
