@@ -79,7 +79,7 @@ def check_writable(folder: str | Path) -> None:
 def write_atomic(path: Path, data: str | bytes) -> None:
     """Write the whole file or leave the old one: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # a pid may be another machine's too
     try:
         with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
