@@ -366,6 +366,11 @@ def find_runs(results_dir: str | Path, run_ids: Sequence[str] | None = None) -> 
     return [folders[run_id] for run_id in dict.fromkeys(run_ids)]
 
 
+def results_of(folder: Path) -> Path:
+    """The results folder that the folder of a run or a sweep is in, which may have been moved since it was written."""
+    return folder.resolve().parents[1]
+
+
 def _has_samples(folder: Path) -> bool:
     path = folder / SAMPLES
     return path.is_file() and path.stat().st_size > 0

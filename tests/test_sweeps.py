@@ -289,6 +289,17 @@ def test_status_tells_running_dead_and_waiting_apart(
     assert "dead" in status(monkeypatch, tmp_path, capsys, f"run={run_id}")
 
 
+def test_status_reads_a_results_folder_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, tmp_path / "there")
+    results = (tmp_path / "there").rename(tmp_path / "here")
+    (folder,) = (results / "sweeps").iterdir()
+    (folder / "cells" / ".one.json.tmp").symlink_to("gone")  # as one that has got its name meanwhile
+    said = status(monkeypatch, results, capsys)
+    assert summary_row(said)[0] == "2" and said.count("2/2") == 2, "samples of both runs"
+
+
 def summary_row(said: str) -> list[str]:
     """The line of counts below the head of the first table."""
     lines = said.splitlines()
