@@ -11,12 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import measuring
+from harness import baselines, measuring
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.speculative import Speculative
 from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
+from harness.errors import UserError
 from harness.jobs.bench import build_arms
 from harness.measuring import measure, weights_sha
 from harness.model.toy import toy_model
@@ -75,6 +76,12 @@ def test_a_shared_baseline_is_measured_once_and_reused(tmp_path: Path) -> None:
     other = read(run_bench(tmp_path, {}, pairing="shared", model=partial(toy_model, seed=1)))
     assert all(one.measured_in is None for data in (longer, other) for one in data.samples)
     assert weights_sha(toy_model(seed=0).transformer) != weights_sha(toy_model(seed=1).transformer)
+
+
+def test_a_baseline_that_cannot_be_stored_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder belongs")
+    with pytest.raises(UserError, match=r"cannot write .*what was measured is kept"):
+        baselines.store(tmp_path / "file" / "qa.jsonl", [])
 
 
 def test_what_is_done_is_not_decoded_again(tmp_path: Path) -> None:

@@ -168,6 +168,12 @@ def test_what_did_not_finish_is_said_and_what_has_nothing_is_counted(tmp_path: P
         write_sweep(tmp_path, [load_if_any(folder) for folder in folders[2:]], "mine")
 
 
+def test_tables_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tables").write_text("a file where a folder belongs")
+    with pytest.raises(UserError, match=r"cannot write .*tables"):
+        write_sweep(tmp_path, [load(cell(tmp_path, "a", config(), 1.0, 2.0))], "mine")
+
+
 def test_a_sweep_is_found_by_name_with_the_newest_of_equal_cells(tmp_path: Path) -> None:
     cell(tmp_path, "20260101-a", config(gamma=2), 1.0, 2.0)
     newest = cell(tmp_path, "20260102-b", config(gamma=2, run_name="again"), 1.0, 3.0)
