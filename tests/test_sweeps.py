@@ -186,6 +186,19 @@ def test_a_failure_in_measuring_is_in_the_runs_own_record(
     assert not (tmp_path / "tables").exists()
 
 
+def test_failures_are_listed_also_when_no_tables_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_room(folder: Path) -> None:
+        raise UserError("no room for tables")
+
+    monkeypatch.setattr(launch, "report_of", no_room)
+    monkeypatch.setattr(bench_module, "build_arms", Trouble(UserError("too long")))
+    sweep(monkeypatch, tmp_path, "gamma=2,3,4", code=2)
+    said = capsys.readouterr().err
+    assert "too long" in said[said.index("1 failed") :] and said.splitlines()[-1].endswith("no room for tables")
+
+
 def test_fail_fast_begins_no_further_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
