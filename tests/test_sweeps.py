@@ -243,11 +243,11 @@ def test_workers_at_once_share_a_sweep(tmp_path: Path, monkeypatch: pytest.Monke
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, 1), os.dup2(null, 2)
                 sweep(monkeypatch, tmp_path, "gamma=1,2,3,4")
-            finally:
                 os._exit(0)
+            finally:
+                os._exit(1)
         pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
     runs = [read(path).run for path in (tmp_path / "runs").iterdir()]
     assert sorted(str(run.cell) for run in runs) == sorted({str(run.cell) for run in runs}) and len(runs) == 4
     assert {run.status for run in runs} == {"finished"} and not list((tmp_path / "claims").glob("*.json"))
