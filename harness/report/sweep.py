@@ -81,7 +81,8 @@ def cells_of_sweep(results_dir: str | Path, name: str) -> list[Path]:
 def named_cells(results_dir: str | Path, name: str) -> tuple[list[Path], set[str]]:
     """The run folders of the sweep ``name``, by its experiment's ``name`` or its own id; and the names of all sweeps.
 
-    Of equal cells the newest counts, but one that is finished goes before a newer one that is not.
+    Of runs with the same settings, by whatever code, the newest counts; one that is finished goes before a newer one
+    that is not.
 
     Raises:
         UserError: a run folder cannot be read.
@@ -96,7 +97,7 @@ def named_cells(results_dir: str | Path, name: str) -> tuple[list[Path], set[str
         known |= names
         if name not in names and folder.name not in listed:
             continue
-        same = run.cell or repr(identity(config))
+        same = repr(identity(config))
         rank = (is_finished(folder), run.run_id)
         if same not in newest or rank > newest[same][0]:
             newest[same] = rank, folder
