@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from harness.errors import UserError
 from harness.records import SampleRecord
-from harness.store import from_json, to_json, write_atomic
+from harness.store import from_json, to_json, write_atomic, writing
 
 FOLDER = "baselines"
 
@@ -59,6 +59,11 @@ def stored(path: Path, run_id: str) -> list[SampleRecord] | None:
 
 
 def store(path: Path, samples: Sequence[SampleRecord]) -> None:
-    """Keep a baseline for other runs, unless one of its timings is contended or another run's."""
+    """Keep a baseline for other runs, unless one of its timings is contended or another run's.
+
+    Raises:
+        UserError: it cannot be written, as on a full disk.
+    """
     if not any(one.contended or one.measured_in for one in samples):
-        write_atomic(path, "".join(json.dumps(to_json(one), allow_nan=False) + "\n" for one in samples))
+        with writing(path):
+            write_atomic(path, "".join(json.dumps(to_json(one), allow_nan=False) + "\n" for one in samples))

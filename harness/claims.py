@@ -100,15 +100,20 @@ class Claim:
     def _beats(self) -> None:
         while not self._ended.wait(BEAT_S):
             try:
-                if (found := read(self.path)) is not None and found.token == self.owner.token:
+                if self.holds():
                     os.utime(self.path)
             except OSError:  # the next beat may reach it
                 pass
 
+    def holds(self) -> bool:
+        """Whether it is this process' still."""
+        found = read(self.path)
+        return found is not None and found.token == self.owner.token
+
     def check(self) -> None:
         """Raises UserError when another process has taken the claim over: this one must write no more."""
-        found = read(self.path)
-        if found is None or found.token != self.owner.token:
+        if not self.holds():
+            found = read(self.path)
             by = f" by {found.name}" if found else ""
             raise UserError(
                 f"{self.path}: this process' claim was taken over{by}, as it had not been touched for {STALE_S:g} s; "
@@ -118,8 +123,7 @@ class Claim:
     def release(self) -> None:
         self._ended.set()
         self._beat.join()
-        found = read(self.path)
-        if found is not None and found.token == self.owner.token:
+        if self.holds():
             self.path.unlink(missing_ok=True)
 
 

@@ -71,7 +71,7 @@ class Settings(RunSettings):
     """The root of the composed config. An unknown key is an error, also when written with a plus."""
 
     data_dir: str | None = setting(None, "folder with the tasks' rows as JSONL")
-    run: str | None = setting(None, "job=audit and report: id of a run; null: the newest finished one")
+    run: str | None = setting(None, "jobs that read a run: its id; null: the newest finished one")
     other: str | None = setting(None, "job=compare: run or sweep to compare run=A with; A may be a sweep too")
     sweep: str | None = setting(None, "job=report: name of a sweep, for one table and one figure over its cells")
     paper: Any = setting(None, "job=report: all, or tables of the paper such as table8, ours beside")  # noqa: RUF009

@@ -145,12 +145,15 @@ class PreflightOfSweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         with one_line_errors(), bugs_end_it():
-            if self.measures:
-                report_of(self.folder)
-                close(self.folder, self.launch)
             failed = sweeps.failures(self.folder, self.launch)
+            try:
+                if self.measures:
+                    report_of(self.folder)
+                    close(self.folder, self.launch)
+            finally:  # also when there are no tables
+                if failed:
+                    screen().print(failure_list(failed, sweeps.read_sweep(self.folder)))
         if failed:
-            screen().print(failure_list(failed, sweeps.read_sweep(self.folder)))
             raise SystemExit(REFUSED if all(one.mendable for one in failed) else FAILED)
 
 

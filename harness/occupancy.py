@@ -4,8 +4,8 @@ A measuring process holds a locked file in a folder that all processes of this u
 with the process, so a file that can be locked is left over and is removed. Who comes into a place that is taken tells
 those who are there, in a file beside theirs: however short the visit was, they find it. Imports no torch.
 
-Not covered: programs that are not this harness, other users and other containers; ``HARNESS_OCCUPANCY`` names a folder
-that several of them can share. The load average of a run's table tells of programs of any kind.
+Not covered: programs that are not this harness, other users, and other containers unless ``HARNESS_OCCUPANCY`` names a
+folder that they share. The load average of a run's table tells of programs of any kind.
 """
 
 import fcntl

@@ -79,7 +79,7 @@ def check_writable(folder: str | Path) -> None:
 def write_atomic(path: Path, data: str | bytes) -> None:
     """Write the whole file or leave the old one: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # a pid may be another machine's too
     try:
         with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
@@ -364,6 +364,11 @@ def find_runs(results_dir: str | Path, run_ids: Sequence[str] | None = None) -> 
         if run_id not in folders:
             raise unknown("run", run_id, folders)
     return [folders[run_id] for run_id in dict.fromkeys(run_ids)]
+
+
+def results_of(folder: Path) -> Path:
+    """The results folder that the folder of a run or a sweep is in, which may have been moved since it was written."""
+    return folder.resolve().parents[1]
 
 
 def _has_samples(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """A sweep on disk: ``results/sweeps/<id>/`` with what its cells are, and a file for each cell that a launch has begun.
 
 Cells of a sweep may run in other processes and on other machines (joblib, Slurm, Ray), so what became of them is read
-from here and from nowhere else. The id is a hash of the cells' configs: the same sweep, again or in shards, has the
-same folder, and several launches of it may run at once. No two write the same file.
+from here and from nowhere else. The id is a hash of the code and of the cells' configs: the same sweep, again or in
+shards, has the same folder, and several launches of it may run at once. Each writes files of its own about its cells.
 """
 
 import json
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.cells import EXCLUDED, digest
+from harness.cells import EXCLUDED, code_sha, digest
 from harness.errors import UserError
 from harness.records import SCHEMA
 from harness.store import from_json, to_json, write_atomic, writing
@@ -71,7 +71,7 @@ def begun(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str
         UserError: it cannot be written.
     """
     first = configs[0]
-    sweep = f"{first['name']}-{digest([counted(config) for config in configs])[:12]}"
+    sweep = f"{first['name']}-{digest([code_sha(), *map(counted, configs)])[:12]}"
     folder = root / sweep
     lines = tuple(" ".join(one) for one in overrides)
     record = SweepRecord(sweep, SCHEMA, now(), str(first["name"]), str(first["results_dir"]), lines)
@@ -80,11 +80,16 @@ def begun(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str
     return folder
 
 
-def counted(value: Any) -> Any:
-    """A config without the keys that cannot change a number, wherever they stand: a job's are copies of the root's."""
+def counted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without the keys that cannot change a number."""
+    return {key: value for key, value in config.items() if key not in EXCLUDED} | {"job": uncopied(config.get("job"))}
+
+
+def uncopied(value: Any) -> Any:
+    """A job without its copies of these keys, wherever they stand, and of the whole config as text."""
     if not isinstance(value, Mapping):
         return value
-    return {key: counted(inner) for key, inner in value.items() if key not in EXCLUDED and key != "config"}
+    return {key: uncopied(inner) for key, inner in value.items() if key not in EXCLUDED and key != "config"}
 
 
 def launch_id() -> str:

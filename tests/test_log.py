@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -258,6 +259,15 @@ def test_a_run_is_grouped_by_its_sweep() -> None:
     assert sweep_of({"name": "quick", "log": {"sweep": "quick-20260131T091500Z"}}) == "quick-20260131T091500Z"
     assert sweep_of({"name": "quick", "log": {"_target_": "harness.log.NullLogger"}}) == "quick"
     assert sweep_of({}) is None
+
+
+def test_a_cell_that_was_not_logged_is_sent_to_the_group_of_its_sweep(fake: FakeWandb, tmp_path: Path) -> None:
+    unlogged = {"name": "quick", "log": {"_target_": "harness.log.NullLogger"}}
+    for group in (None, "mine"):
+        logger = WandbLogger(dir=str(tmp_path), group=group, sweep="relog-20260131T091500Z")
+        logger.start(replace(RUN, sweep="quick-0123456789ab"), unlogged)
+        logger.close()
+    assert [keywords["group"] for _, keywords in fake.of("init")] == ["quick-0123456789ab", "mine"]
 
 
 def test_tags_are_as_long_as_they_may_be() -> None:

@@ -11,12 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import measuring
+from harness import baselines, measuring
 from harness.compare import BASELINE
 from harness.config import RunSettings
 from harness.decode.speculative import Speculative
 from harness.drafters.retrieval import Retrieval
 from harness.drafters.self_skip import SelfSkip
+from harness.errors import UserError
 from harness.jobs.bench import build_arms
 from harness.measuring import measure, weights_sha
 from harness.model.toy import toy_model
@@ -77,6 +78,12 @@ def test_a_shared_baseline_is_measured_once_and_reused(tmp_path: Path) -> None:
     assert weights_sha(toy_model(seed=0).transformer) != weights_sha(toy_model(seed=1).transformer)
 
 
+def test_a_baseline_that_cannot_be_stored_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder belongs")
+    with pytest.raises(UserError, match=r"cannot write .*what was measured is kept"):
+        baselines.store(tmp_path / "file" / "qa.jsonl", [])
+
+
 def test_what_is_done_is_not_decoded_again(tmp_path: Path) -> None:
     settings = RunSettings(results_dir=str(tmp_path), limit=2, max_new_tokens=4)
     model = toy_model()
@@ -120,8 +127,12 @@ def test_a_timing_with_company_is_marked(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_pinned_cores_bring_as_many_threads(tmp_path: Path) -> None:
-    core = usable_cores()[0]
-    folder = run_bench(tmp_path, {}, cores=[core], limit=1)
+    torch.set_num_threads(2)
+    try:
+        before = usable_cores()
+        folder = run_bench(tmp_path, {}, cores=[before[0]], limit=1)
+        assert (usable_cores(), torch.get_num_threads()) == (before, 2)
+    finally:
+        torch.set_num_threads(1)
     assert read(folder).run.env["cores"] == "1" == read(folder).run.env["threads"]
-    assert core in usable_cores() and torch.get_num_threads() >= 1
     assert json.loads((folder / "run.json").read_text())["pairing"] == "once"

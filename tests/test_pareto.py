@@ -16,6 +16,7 @@ from harness.errors import UserError
 from harness.jobs import pareto as job
 from harness.jobs.pareto import pareto
 from harness.model.toy import toy_model
+from harness.occupancy import Place
 from harness.pareto.score import Score, Value, score_of
 from harness.pareto.space import Point, Space, arms_at, front_arms
 from harness.pareto.tables import Found
@@ -294,6 +295,15 @@ def test_a_killed_search_goes_on_to_the_same_trials(
     searched(tmp_path / "killed", config, **settings | {"trials": 5})
     assert trials_of(tmp_path / "killed")[:4] == trials_of(tmp_path / "whole")
     assert len(trials_of(tmp_path / "killed")) == 5
+
+
+def test_a_trial_that_was_contended_is_measured_again(
+    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, company = Place.end, iter(["process 1 on core 0"])
+    monkeypatch.setattr(Place, "end", lambda self, begun: next(company, None) or end(self, begun))
+    searched(tmp_path, config, trials=1, test_points=0)
+    assert len(trials_of(tmp_path)) == 2 and len(set(trials_of(tmp_path))) == 1
 
 
 def test_a_search_goes_on_with_nothing_else(whole: Path, config: str) -> None:

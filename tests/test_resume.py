@@ -196,7 +196,8 @@ def test_one_whose_claim_is_taken_over_writes_no_more(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="taken over"):
         run(tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert len(read(folder).samples) == 1
+    data = read(folder)
+    assert len(data.samples) == 1 and data.run.status == "running", "it is not this one's to say that it failed"
 
 
 def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:

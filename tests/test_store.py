@@ -1,6 +1,7 @@
 """The run folder: exact round trips, killed runs, newer and broken files."""
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -313,6 +314,20 @@ def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="no space"):
         write_atomic(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of two machines, which may have the same pid, write at the same time."""
+    path, sync = tmp_path / "file", os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        sync(descriptor)
+        monkeypatch.setattr(os, "fsync", sync)
+        write_atomic(path, "another's")
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    write_atomic(path, "mine")
+    assert path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
 
 
 def test_run_ids_sort_by_time_and_differ() -> None:

@@ -47,7 +47,7 @@ def samples_of(run_id: str, seconds: dict[str, float], prompts: int = 2) -> list
 def cell(results: Path, run_id: str, chosen: dict[str, Any], speculative: float, via_sd: float, **how: Any) -> Path:
     """A run folder whose arms take so many times less than the baseline's 2 seconds."""
     arms = tuple(ArmRecord(arm, arm, None, None, arm != "via_sd") for arm in ARMS)
-    run = replace(run_record(ARMS), run_id=run_id, arms=arms, status="running")
+    run = replace(run_record(ARMS), run_id=run_id, arms=arms, status="running", cell=how.get("key"))
     folder = RunFolder.create(results, run, chosen)
     made = samples_of(
         run_id, {BASELINE: 2.0, "speculative": 2 / speculative, "via_sd": 2 / via_sd}, how.get("prompts", 2)
@@ -168,9 +168,15 @@ def test_what_did_not_finish_is_said_and_what_has_nothing_is_counted(tmp_path: P
         write_sweep(tmp_path, [load_if_any(folder) for folder in folders[2:]], "mine")
 
 
-def test_a_sweep_is_found_by_name_with_the_newest_of_equal_cells(tmp_path: Path) -> None:
-    cell(tmp_path, "20260101-a", config(gamma=2), 1.0, 2.0)
-    newest = cell(tmp_path, "20260102-b", config(gamma=2, run_name="again"), 1.0, 3.0)
+def test_tables_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tables").write_text("a file where a folder belongs")
+    with pytest.raises(UserError, match=r"cannot write .*tables"):
+        write_sweep(tmp_path, [load(cell(tmp_path, "a", config(), 1.0, 2.0))], "mine")
+
+
+def test_a_sweep_is_found_by_name_with_the_newest_run_of_equal_settings(tmp_path: Path) -> None:
+    cell(tmp_path, "20260101-a", config(gamma=2), 1.0, 2.0, key="0123456789abcdef")
+    newest = cell(tmp_path, "20260102-b", config(gamma=2, run_name="again"), 1.0, 3.0, key="of another commit")
     cell(tmp_path, "20260103-c", config(gamma=2), 1.0, 4.0, kept=3, finished=False)
     other = cell(tmp_path, "20260101-d", config(gamma=3), 1.0, 2.0)
     cell(tmp_path, "20260104-e", config(gamma=4, name="else"), 1.0, 2.0)

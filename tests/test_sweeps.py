@@ -101,6 +101,20 @@ def test_a_sweep_is_measured_once_and_its_tables_name_the_cells(
     assert "done" in status(monkeypatch, tmp_path, capsys)
 
 
+def test_sweeps_of_other_models_or_by_other_code_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(layers: int, **changed: Any) -> Path:
+        job = {"settings": {"cores": None} | changed, "config": f"text of {changed}"}
+        config = {"name": "run", "results_dir": "results", "model": {"name": "one", "config": {"layers": layers}}}
+        return sweeps.begun([config | {"job": job} | changed], [["gamma=2"]], tmp_path)
+
+    assert begun(2) == begun(2, cores=[0]) != begun(4)
+    before = begun(2)
+    monkeypatch.setattr(sweeps, "code_sha", lambda: {"harness/sweeps.py": "another"})
+    assert begun(2) != before
+
+
 def test_shards_divide_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +186,19 @@ def test_a_failure_in_measuring_is_in_the_runs_own_record(
     assert not (tmp_path / "tables").exists()
 
 
+def test_failures_are_listed_also_when_no_tables_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_room(folder: Path) -> None:
+        raise UserError("no room for tables")
+
+    monkeypatch.setattr(launch, "report_of", no_room)
+    monkeypatch.setattr(bench_module, "build_arms", Trouble(UserError("too long")))
+    sweep(monkeypatch, tmp_path, "gamma=2,3,4", code=2)
+    said = capsys.readouterr().err
+    assert "too long" in said[said.index("1 failed") :] and said.splitlines()[-1].endswith("no room for tables")
+
+
 def test_fail_fast_begins_no_further_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,11 +243,11 @@ def test_workers_at_once_share_a_sweep(tmp_path: Path, monkeypatch: pytest.Monke
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, 1), os.dup2(null, 2)
                 sweep(monkeypatch, tmp_path, "gamma=1,2,3,4")
-            finally:
                 os._exit(0)
+            finally:
+                os._exit(1)
         pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
     runs = [read(path).run for path in (tmp_path / "runs").iterdir()]
     assert sorted(str(run.cell) for run in runs) == sorted({str(run.cell) for run in runs}) and len(runs) == 4
     assert {run.status for run in runs} == {"finished"} and not list((tmp_path / "claims").glob("*.json"))
@@ -273,6 +300,17 @@ def test_status_tells_running_dead_and_waiting_apart(
     assert summary_row(said)[:6] == ["0", "0", "1", "0", "0", "2"]
     (run_id,) = (path.name for path in (tmp_path / "runs").iterdir())
     assert "dead" in status(monkeypatch, tmp_path, capsys, f"run={run_id}")
+
+
+def test_status_reads_a_results_folder_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, tmp_path / "there")
+    results = (tmp_path / "there").rename(tmp_path / "here")
+    (folder,) = (results / "sweeps").iterdir()
+    (folder / "cells" / ".one.json.tmp").symlink_to("gone")  # as one that has got its name meanwhile
+    said = status(monkeypatch, results, capsys)
+    assert summary_row(said)[0] == "2" and said.count("2/2") == 2, "samples of both runs"
 
 
 def summary_row(said: str) -> list[str]:

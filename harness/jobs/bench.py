@@ -135,10 +135,12 @@ def bench(
                 folder.append(one)
                 scored.append(one)
             report = build(folder.run, samples, chosen, divergences=differing, fidelity=scored)
+            claim.check()
             log.summary(report.rows)
             folder.finish({"cell": cell.key, "samples": len(samples), "rows": report.rows, "scorers": report.scorers})
         except BaseException as error:
-            folder.fail(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
+            if claim.holds():  # else the folder is another process', which goes on there
+                folder.fail(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
             log.close(failed=True)
             raise
     warn_of_drafters(folder.run, samples, screen)

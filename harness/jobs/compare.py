@@ -14,7 +14,7 @@ from harness.quality import Estimate
 from harness.report.sweep import named_cells, overrides_of_cells
 from harness.report.tables import DASH, console_table, markdown_table
 from harness.side_by_side import PAIRED, Compared, Side, compared, differing, matched, pairing_of
-from harness.store import RUN, check_writable, is_finished, read, read_config, write_atomic
+from harness.store import RUN, check_writable, is_finished, read, read_config, results_of, write_atomic, writing
 
 READING = (
     "B to A: a difference on the same prompts, or with an x a ratio. [95 % bootstrap interval over prompts]; one "
@@ -61,8 +61,9 @@ def compare(results_dir: str, run: str | None = None, other: str | None = None) 
     path = tables / f"compare_{Path(names[0]).name}_{Path(names[1]).name}.md"
     frame = as_text(numbers)
     show(frame, differences, notes, names)
-    write_atomic(path, markdown(frame, differences, notes, names))
-    write_atomic(path.with_suffix(".csv"), tidy(numbers).to_csv(index=False, lineterminator="\n"))
+    with writing(tables):
+        write_atomic(path, markdown(frame, differences, notes, names))
+        write_atomic(path.with_suffix(".csv"), tidy(numbers).to_csv(index=False, lineterminator="\n"))
     for written in (path, path.with_suffix(".csv")):
         print(f"wrote {written}")
     return [path, path.with_suffix(".csv")]
@@ -124,11 +125,6 @@ def sides(folders: Folders) -> Iterator[list[Side]]:
             Side(*read(folder)[:2], read_config(folder), given[results_of(folder)].get(folder.name, ""))
             for folder in side
         ]
-
-
-def results_of(folder: Path) -> Path:
-    """The results folder that a run folder is in."""
-    return folder.resolve().parents[1]
 
 
 def span(one: Estimate, digits: int, sign: str = "") -> str:

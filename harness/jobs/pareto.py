@@ -29,7 +29,7 @@ from harness.pareto.tables import Found, Search, write_pareto
 from harness.prompts import Task
 from harness.records import DataSource, Example
 from harness.report.load import load
-from harness.store import check_writable
+from harness.store import check_writable, read
 
 SAMPLERS = ("tpe", "nsga2")
 POPULATION = 10
@@ -144,7 +144,10 @@ def as_pair(bounds: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Runner:
-    """Measures arms on calibration or test rows with one model, loaded once; ``again`` what is finished too."""
+    """Measures arms on calibration or test rows with one model, loaded once; ``again`` what is finished too.
+
+    A run whose timings are contended is measured once more.
+    """
 
     settings: RunSettings
     model: Model
@@ -173,8 +176,14 @@ class Runner:
         about = {"job": {"_target_": "harness.jobs.bench.bench", "rows": rows}}
         text = yaml.safe_dump({**made, **changed, **about, "methods": dict(arms)}, sort_keys=False)
         methods = {name: called(node) for name, node in arms.items()}
+
+        def run(again: bool) -> Path:
+            return bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text, rerun=again)
+
         with redirect_stdout(io.StringIO()):  # a run's own tables; they are in its folder
-            folder = bench(settings, lambda **_: self.model, methods, tasks, NullLogger(), text, rerun=self.again)
+            folder = run(self.again)
+            if any(one.contended for one in read(folder).samples):  # it has no speeds, and is finished for good
+                folder = run(True)
         report = load(folder)
         names = [one.arm for one in report.run.arms]
         return folder.name, {name: score_of(report.run, report.rows, name) for name in names}

@@ -13,7 +13,7 @@ from harness.errors import UserError, unknown
 from harness.live import Tally
 from harness.pairing import visits_a_prompt
 from harness.report.tables import DASH, console_table
-from harness.store import RUN, SAMPLES, RunData, is_finished, read
+from harness.store import RUN, SAMPLES, RunData, is_finished, read, results_of
 
 WIDTH = 120
 """Columns where there is no terminal to ask."""
@@ -78,13 +78,19 @@ def found(results: Path, name: str | None) -> Path:
 def last_written(folder: Path) -> tuple[float, bool]:
     """When something was last written there; of a sweep and its run of that very time, the sweep is the later."""
     sweep = (folder / sweeps.SWEEP).is_file()
-    inside = folder / sweeps.CELLS if sweep else folder
-    times = [path.stat().st_mtime for path in inside.glob("*")] if inside.is_dir() else []
+    paths = [folder, *(folder / sweeps.CELLS if sweep else folder).glob("*")]
     if sweep:
-        results = Path(sweeps.read_sweep(folder).results_dir)
         ids = (one.run_id for one in sweeps.read_cells(folder) if one.run_id)
-        times += [path.stat().st_mtime for one in ids if (path := results / "runs" / one / SAMPLES).is_file()]
-    return max([folder.stat().st_mtime, *times]), sweep
+        paths += [results_of(folder) / "runs" / one / SAMPLES for one in ids]
+    return max(map(changed_at, paths)), sweep
+
+
+def changed_at(path: Path) -> float:
+    """When a file was last written; 0 of one that is not there, as a temporary one that has got its name meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def state_of(folder: Path) -> RunState:
@@ -115,7 +121,7 @@ def living(folder: Path, data: RunData) -> str:
     if is_finished(folder) or data.run.status != "running":
         return data.run.status
     cell = data.run.cell
-    alive = cell is not None and claims.alive(claims.path_of(folder.parents[1], cell)) is not None
+    alive = cell is not None and claims.alive(claims.path_of(results_of(folder), cell)) is not None
     return "running" if alive else "dead"
 
 
@@ -128,7 +134,7 @@ def pace_of(data: RunData) -> float | None:
 def sweep_tables(folder: Path) -> list[Table]:
     """Counts of the cells by state, each that was begun, and the failures."""
     record = sweeps.read_sweep(folder)
-    runs = Path(record.results_dir) / "runs"
+    runs = results_of(folder) / "runs"
     cells = sweeps.read_cells(folder)
     states = [of_cell(one, runs) for one in cells]
     counted = [state for _, state, _ in states]

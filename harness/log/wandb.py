@@ -50,7 +50,7 @@ class WandbLogger:
         live_s: float = 5.0,
         wait_s: float = 60.0,
     ) -> None:
-        """``group`` None: the sweep that the run's config names, and ``sweep`` where it names none.
+        """``group`` None: the sweep that the run, or else its config, names, and ``sweep`` where there is none.
 
         ``live_s``: seconds from one line of running numbers to the next. ``texts``: outputs in the table of samples.
 
@@ -94,7 +94,7 @@ class WandbLogger:
                 entity=self._entity,
                 id=identifier(run),
                 name=run.run_id,
-                group=self._group or sweep_of(config) or self._sweep,
+                group=self._group or run.sweep or sweep_of(config) or self._sweep,
                 job_type="bench" if run.arms else "train_drafter",
                 tags=tags_of(run, self._tags),
                 mode=self._reachable(wandb),

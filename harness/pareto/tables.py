@@ -16,7 +16,7 @@ from harness.pareto.space import Point
 from harness.records import DataSource
 from harness.report.figures import STYLE, save
 from harness.report.tables import DASH, markdown_table
-from harness.store import write_atomic
+from harness.store import write_atomic, writing
 
 LOSS_TEXT = {
     "greedy_share": "1 - greedy_share, the share of output tokens that are the full verifier's likeliest",
@@ -63,9 +63,10 @@ def write_pareto(results_dir: str, search: Search, found: Sequence[Found], teste
         tables / f"{search.name}.md": markdown(search, found, tested),
         tables / f"{search.name}.csv": tidy_frame(search, found, tested).to_csv(index=False, lineterminator="\n"),
     }
-    for path, text in files.items():
-        write_atomic(path, text)
-    return [*files, *save(pareto_figure(search, found, tested), figures, search.name)]
+    with writing(tables):
+        for path, text in files.items():
+            write_atomic(path, text)
+        return [*files, *save(pareto_figure(search, found, tested), figures, search.name)]
 
 
 def columns_of(prefix: str, value: Value | None) -> dict[str, float | None]:

@@ -161,10 +161,10 @@ def read_failures(results_dir: Path, table: PaperTable) -> dict[str, str]:
         UserError: a sweep that cannot be read.
     """
     found = {}
-    for path in sorted((results_dir / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}")):
-        if sweeps.read_sweep(path.parent).name == table.name:
-            for cell in sweeps.read_cells(path.parent):
-                models = [part.partition("=")[2] for part in cell.overrides.split() if part.startswith("model=")]
-                if models and cell.state == "failed" and cell.error:
-                    found[models[-1]] = cell.error
+    folders = [path.parent for path in (results_dir / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}")]
+    cells = [cell for one in folders if sweeps.read_sweep(one).name == table.name for cell in sweeps.read_cells(one)]
+    for cell in sorted(cells, key=lambda cell: cell.launch):  # by time: the last failure counts
+        models = [part.partition("=")[2] for part in cell.overrides.split() if part.startswith("model=")]
+        if models and cell.state == "failed" and cell.error:
+            found[models[-1]] = cell.error
     return found

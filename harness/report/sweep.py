@@ -20,7 +20,7 @@ from harness.metrics import DIFFERENCE
 from harness.report.figures import LEVEL, MARKERS, STYLE, colour, save
 from harness.report.swept import identity, swept_values, unswept_arms
 from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
-from harness.store import RUN, is_finished, read_config, read_run, write_atomic
+from harness.store import RUN, is_finished, read_config, read_run, write_atomic, writing
 
 RATES = ("mean_accept_length", "reject_rate", "full_rate", "block_full_rate")
 INTERVALS = ("speedup_decode", "speedup_end_to_end", "token_agreement", *RATES)
@@ -60,9 +60,10 @@ def write_sweep(results_dir: str | Path, reports: Sequence[RunReport | None], na
         tables / f"{name}_sweep.md": markdown(cells, name, len(reports) - len(loaded)),
         tables / f"{name}_sweep.csv": tidy_frame(cells).to_csv(index=False, lineterminator="\n"),
     }
-    for path, text in files.items():
-        write_atomic(path, text)
-    return [*files, *save(sweep_figure(cells), figures, f"{name}_sweep")]
+    with writing(tables):
+        for path, text in files.items():
+            write_atomic(path, text)
+        return [*files, *save(sweep_figure(cells), figures, f"{name}_sweep")]
 
 
 def cells_of_sweep(results_dir: str | Path, name: str) -> list[Path]:
@@ -80,7 +81,8 @@ def cells_of_sweep(results_dir: str | Path, name: str) -> list[Path]:
 def named_cells(results_dir: str | Path, name: str) -> tuple[list[Path], set[str]]:
     """The run folders of the sweep ``name``, by its experiment's ``name`` or its own id; and the names of all sweeps.
 
-    Of equal cells the newest counts, but one that is finished goes before a newer one that is not.
+    Of runs with the same settings, by whatever code, the newest counts; one that is finished goes before a newer one
+    that is not.
 
     Raises:
         UserError: a run folder cannot be read.
@@ -95,7 +97,7 @@ def named_cells(results_dir: str | Path, name: str) -> tuple[list[Path], set[str
         known |= names
         if name not in names and folder.name not in listed:
             continue
-        same = run.cell or repr(identity(config))
+        same = repr(identity(config))
         rank = (is_finished(folder), run.run_id)
         if same not in newest or rank > newest[same][0]:
             newest[same] = rank, folder
