@@ -47,7 +47,7 @@ test-all: test ## The same with the slow tests, each of more than 15 seconds
 .PHONY: reference
 reference: $(VENV)/.run ## Rebuild results/reference/quickstart, drafters, paper_* and fidelity on this machine, with nothing else running
 	@$(call measure,quickstart,+experiment=quickstart limit=16)
-	@$(call measure,drafters,+experiment=sweep/drafters)
+	@$(call measure,drafters,+experiment=sweep/drafters task=quick_four limit=8)
 	@$(call measure,paper_fig4,+experiment=paper/fig4 $(PAPER) max_new_tokens=32)
 	@$(call measure,paper_fig6,+experiment=paper/fig6 $(PAPER) max_new_tokens=16)
 	@$(call measure,paper_fig7,+experiment=paper/fig7 $(PAPER) max_new_tokens=16)

@@ -56,7 +56,8 @@ def sorted_arguments(arguments: list[str]) -> list[str]:
     """Overrides first, then flags: Hydra's parser takes overrides from one place only, and anything between is lost.
 
     Raises:
-        UserError: what that parser would answer with its whole usage text.
+        UserError: what that parser would answer with its whole usage text; two values for one key, of which Hydra
+            would take the last.
     """
     parser = get_args_parser()
 
@@ -68,6 +69,11 @@ def sorted_arguments(arguments: list[str]) -> list[str]:
     for item in overrides:
         if item.endswith("=null") and item.removesuffix("=null") in GROUPS:
             raise UserError(f"{item}: a group takes a name; see python -m harness --help.")
+    values: dict[str, str] = {}
+    for item in overrides:
+        key = item.partition("=")[0].lstrip("+")
+        if values.setdefault(key, item) != item:
+            raise UserError(f"{values[key]} and {item} contradict each other: write {key}= once.")
     return overrides + [item for item in arguments if item not in overrides]
 
 

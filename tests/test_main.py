@@ -158,6 +158,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert not calls
 
 
+def test_two_values_for_a_key_contradict_each_other(
+    extra: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(monkeypatch, extra, "gamma=3", "+gamma=5")
+    assert caught.value.code == 2 and not calls
+    assert capsys.readouterr().err == (
+        "harness: error: gamma=3 and +gamma=5 contradict each other: write gamma= once.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     {
