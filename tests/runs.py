@@ -82,10 +82,15 @@ def run_bench(
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    """``python -m harness`` with the toy model and the built-in rows."""
+    """``python -m harness`` with the toy model and the built-in rows; of two values for a key the later counts."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it; this puts it back afterwards
-    monkeypatch.setattr(sys, "argv", ["harness", "model=toy", "source=builtin", "pairing=once", *arguments])
+    given = ("model=toy", "source=builtin", "pairing=once", *arguments)
+    monkeypatch.setattr(sys, "argv", ["harness", *{key_of(item): item for item in given}.values()])
     command.main()
+
+
+def key_of(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
 
 
 def outcome(folder: Path) -> dict[tuple[str, str, str], tuple[Any, ...]]:

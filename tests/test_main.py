@@ -14,6 +14,7 @@ from harness import __main__ as command
 from harness.config import GROUPS, RunSettings
 from harness.errors import UserError
 from harness.help import CONF, help_text, options
+from tests.runs import key_of
 
 ROOT = CONF.parent
 calls: list[dict[str, Any]] = []
@@ -82,8 +83,9 @@ def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def main(monkeypatch: pytest.MonkeyPatch, extra: Path, *arguments: str) -> None:
-    flags = ["--config-dir", str(extra), "job=echo", "method=plain", "drafter=one", *arguments]
-    monkeypatch.setattr(sys, "argv", ["harness", *flags])
+    given = {key_of(item) for item in arguments}
+    chosen = [item for item in ("job=echo", "method=plain", "drafter=one") if key_of(item) not in given]
+    monkeypatch.setattr(sys, "argv", ["harness", "--config-dir", str(extra), *chosen, *arguments])
     command.main()
 
 
@@ -202,7 +204,7 @@ def test_a_job_of_a_sweep_that_fails_is_listed_at_the_end(
     said = capsys.readouterr().err
     assert caught.value.code == code and len(calls) == 1, "the other job was run"
     error = {"mistake": "a table is missing: look for it", "bug": "ZeroDivisionError: a bug"}[job]
-    assert said.startswith(f"harness: cell 1 failed (job={job}") or job == "bug"
+    assert said.startswith(f"harness: cell 1 failed (method=plain drafter=one job={job})") or job == "bug"
     assert "1 failed" in said and error in said.splitlines()[-1] and f"job={job}" in said.splitlines()[-1]
     assert ("Traceback" in said) is (job == "bug")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["conf"], "nothing is left behind"

@@ -84,7 +84,7 @@ def test_a_sweep_is_measured_once_and_its_tables_name_the_cells(
     page, csv = ((tmp_path / "tables" / name).read_text() for name in ("run.md", "run.csv"))
     for run in runs:
         lines = [line for line in page.splitlines() if run.run_id in line and line.startswith("|")]
-        assert lines and all(line.count(str(run.cell)) == 2 for line in lines), "in its id, and in a column"
+        assert lines and all(str(run.cell) in line for line in lines), "at least in its id"
         assert f"cell `{run.cell}`" in page
         assert all(line.count(str(run.cell)) == 2 for line in csv.splitlines() if run.run_id in line)
 
