@@ -74,11 +74,12 @@ def warm_up(
     zeros = (0,) * (longest + 1)
     for tier in tiers.every:
         warm = _warm.setdefault(tier.model, set())
+        lasts = all(device.type == "cpu" for device in tier.model.devices)
         largest = longest if tier in tiers.prefilled or tier in lagging else largest_block
         for size in range(1, largest + 1):
             over = tier.cache.capacity if tier.block else None  # a forward of fixed shape is over the whole cache
             shape = (tier.layers, tier.block, over, tier.taps, size, min(size, largest_block))
-            if size < largest and shape in warm and all(device.type == "cpu" for device in tier.model.devices):
+            if size < largest and lasts and shape in warm:
                 continue
             tiers.prefill(zeros[:2])
             tier.forward(zeros[: tier.length + size], rows=min(size, largest_block))

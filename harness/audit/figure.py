@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from harness.audit.records import GROUPS, SLIM, AuditedOutput, Share, natural, shares
-from harness.report.figures import MARKERS, STYLE
+from harness.report.figures import MARKERS, STYLE, colour
 
 PANELS = tuple(name for name in GROUPS if name not in ("all", "route", SLIM))
 """Groups with a panel each; routes and slim verifiers are told apart in the table."""
@@ -33,8 +33,7 @@ def audit_figure(outputs: Sequence[AuditedOutput]) -> Figure:
 
 
 def look(index: int) -> dict[str, Any]:
-    colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    return {"color": f"#{colours[index % len(colours)].lstrip('#')}", "marker": MARKERS[index % len(MARKERS)]}
+    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
 def share_panel(axes: Axes, found: Sequence[Share], by: str, cells: Sequence[tuple[str, str]]) -> None:

@@ -62,12 +62,8 @@ def report(
 
 def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
     """The table and the figure of a sweep's cells, and where they are."""
-    if not FILE_NAME.fullmatch(name):
-        raise UserError(f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
-    paths = write_sweep(results_dir, [load_if_any(folder) for folder in cells_of_sweep(results_dir, sweep)], name)
-    for path in paths:
-        print(f"wrote {path}")
-    return paths
+    check_name(name)
+    return told(write_sweep(results_dir, [load_if_any(one) for one in cells_of_sweep(results_dir, sweep)], name))
 
 
 def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]:
@@ -86,10 +82,22 @@ def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]
 
 def report_paper(results_dir: str, paper: str | Sequence[str], one_page: bool) -> list[Path]:
     """The paper's tables with ours beside, and where they are."""
-    paths = write_paper_tables(results_dir, paper, one_page)
+    return told(write_paper_tables(results_dir, paper, one_page))
+
+
+def told(paths: list[Path]) -> list[Path]:
+    """``paths``, said."""
     for path in paths:
         print(f"wrote {path}")
     return paths
+
+
+def check_name(name: str) -> None:
+    """Raises UserError: ``name`` is no plain file name."""
+    if not FILE_NAME.fullmatch(name):
+        raise UserError(
+            f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.', as in quickstart."
+        )
 
 
 def run_ids(runs: object) -> list[str] | None:
@@ -119,10 +127,7 @@ def write_reports(
     Raises:
         UserError: ``name`` is no plain file name, or a folder cannot be written.
     """
-    if not FILE_NAME.fullmatch(name):
-        raise UserError(
-            f"name={name!r}: want a plain file name of letters, digits, '_', '-' and '.', as in quickstart."
-        )
+    check_name(name)
     for folder in (tables_dir, figures_dir):
         check_writable(folder)
     screen = Console()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness.compare import BASELINE, divide
 from harness.positions import PositionRow
-from harness.report.figures import LEVEL, MARKERS, STYLE, arm_label, colour, row_height, wrapped
+from harness.report.figures import LEVEL, MARKERS, RATES, STYLE, arm_label, colour, row_height, wrapped
 from harness.report.tables import DASH, Line, RunReport, lines
 
 ROUTES = {"accept": "#0072B2", "regenerate": "#009E73", "escalate": "#D55E00"}
@@ -22,13 +22,6 @@ TIERS = {"draft": "#0072B2", "slim": "#009E73", "full": "#D55E00", "other": "#99
 """A route has the colour of the tier that it trusts."""
 FILLED = 0.84
 """Share of a row that a full bar takes."""
-RATES = {
-    "reject_rate": "examined drafts\nnot kept",
-    "escalate_share": "examined drafts\nescalated",
-    "full_rate": "full passes\nper token",
-    "block_full_rate": "blocks with\na full pass",
-}
-"""The rates that are all called rejection or reliance somewhere, by their names here."""
 WIDTH = 7.0
 NAME = 24
 """Letters of an arm's name in a line of its label."""
@@ -184,7 +177,7 @@ def rates_figure(reports: Sequence[RunReport]) -> Figure | None:
                 place = len(arms) - 1 - arms.index(arm_label(line, several))
                 draw_rate(axes, line, rate, place, tasks)
             axes.set_title(rate)
-            axes.set_xlabel(words)
+            axes.set_xlabel(words.lower())
             axes.set_xlim(-0.04, 1.04)
             axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
             axes.set_ylim(-0.5, len(arms) - 0.5)

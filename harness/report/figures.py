@@ -29,6 +29,13 @@ LEVEL: dict[str, Any] = {"color": "#777777", "linewidth": 0.9, "linestyle": (0, 
 """The baseline's level."""
 FRONT: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
 GREY: dict[str, Any] = {"color": "#AAAAAA", "marker": "o", "markersize": 4, "markeredgecolor": "#AAAAAA"}
+RATES = {
+    "reject_rate": "Examined drafts\nnot kept",
+    "escalate_share": "Examined drafts\nescalated",
+    "full_rate": "Full passes\nper token",
+    "block_full_rate": "Blocks with\na full pass",
+}
+"""The rates that are all called rejection or reliance somewhere, by their names here."""
 METRIC_LABELS = {
     "bleu": "BLEU",
     "rouge2": "ROUGE-2",

@@ -14,18 +14,14 @@ from matplotlib.ticker import MaxNLocator
 
 from harness.compare import BASELINE, divide
 from harness.metrics import DIFFERENCE
+from harness.report.figures import RATES
 from harness.report.paper_panels import Mark, Pane, Points, Series, by_task, mark, panels
 from harness.report.paper_points import paper_points
 from harness.report.tables import Line, RunReport, lines
 
 SOURCES = {"dimr": "DIMR's mask", "even": "evenly spaced", "random": "random"}
 READINGS = ("strictness", "literal")
-RELIANCE = {
-    "escalate_share": "Examined drafts\nescalated",
-    "reject_rate": "Examined drafts\nnot kept",
-    "full_rate": "Full passes\nper token",
-    "block_full_rate": "Blocks with\na full pass",
-}
+RELIANCE = ("escalate_share", "reject_rate", "full_rate", "block_full_rate")
 """What reliance on the full verifier may mean: the paper's Fig. 6 does not say."""
 HEADS = {"eagle2+via_sd": "EAGLE-2", "eagle3+via_sd": "EAGLE-3"}
 """The paper's drafters of Fig. 5 that read the full verifier's states, as ours do."""
@@ -240,7 +236,7 @@ def reliance_figure(report: RunReport) -> Figure | None:
         return Pane(label, series, lambda task: points_of(paper_points("fig6", None, report), "alpha2"), whole=True)
 
     remark = f"Hollow: no token can be regenerated. The paper states neither set nor rate of its points. {BARS}"
-    return panels(report, [pane(*rate) for rate in RELIANCE.items()], "alpha2", remark)
+    return panels(report, [pane(rate, RATES[rate]) for rate in RELIANCE], "alpha2", remark)
 
 
 def thresholds_figure(report: RunReport) -> Figure | None:

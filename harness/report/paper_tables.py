@@ -65,13 +65,14 @@ def write_paper_tables(results_dir: str | Path, names: object = ALL, one_page: b
     together: list[str] = []
     for name, table_cells in paper_cells(results_dir, names).items():
         table = TABLES[name]
+        parts = html_parts(table, table_cells)
         files |= {
             f"paper_{name}.md": markdown(table, table_cells),
             f"paper_{name}.csv": tidy_frame(table, table_cells).to_csv(index=False, lineterminator="\n"),
             f"paper_{name}.tex": latex(table, table_cells),
-            f"paper_{name}.html": page(title(table), html_parts(table, table_cells)),
+            f"paper_{name}.html": page(title(table), parts),
         }
-        together += [f"<h2>{title(table)}</h2>", *html_parts(table, table_cells)]
+        together += [f"<h2>{title(table)}</h2>", *parts]
     if one_page:
         files["paper_tables.html"] = page("Tables of the paper with ours beside", together)
     with writing(folder):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from harness.report.figures import MARKERS, STYLE, save
+from harness.report.figures import MARKERS, STYLE, colour, save
 from harness.slim_fidelity.records import SlimFidelityRecord, SlimFidelityRow
 
 DASHES: dict[str, Any] = {"shared": "-", "own": "--"}
@@ -39,9 +39,7 @@ def fidelity_figure(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow])
 
 
 def look(index: int) -> dict[str, Any]:
-    colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    colour = f"#{colours[index % len(colours)].lstrip('#')}"
-    return {"color": colour, "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
+    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
 
 
 def drawn(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from harness.report.figures import MARKERS, STYLE, save
+from harness.report.figures import MARKERS, STYLE, colour, save
 from harness.speed.numbers import RATIOS
 from harness.speed.records import SpeedRecord, SpeedRow
 
@@ -45,9 +45,7 @@ def speed_figure(record: SpeedRecord, rows: Sequence[SpeedRow]) -> Figure:
 
 
 def look(index: int) -> dict[str, Any]:
-    colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-    colour = f"#{colours[index % len(colours)].lstrip('#')}"
-    return {"color": colour, "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
+    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
 
 
 def bars(rows: Sequence[SpeedRow]) -> list[list[float]]:
