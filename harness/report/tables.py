@@ -5,6 +5,7 @@ Markdown and console round for reading; the CSV is tidy (one number a line) and 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,7 @@ class RunReport:
     """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
 
     ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
-    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it. ``predicted``: what costs and
-    traces say of its speedups.
+    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it.
     """
 
     run: RunRecord
@@ -86,7 +86,12 @@ class RunReport:
     scorers: Mapping[str, str] = field(default_factory=dict)
     programs: pass_at_k.Programs | None = None
     remarks: tuple[str, ...] = ()
-    predicted: tuple[Prediction, ...] = ()
+    samples: Sequence[SampleRecord] = field(default=(), repr=False)
+
+    @cached_property
+    def predicted(self) -> list[Prediction]:
+        """What costs and traces say of its speedups; made when it is read, which measuring does not wait for."""
+        return predictions(self.run, self.samples, self.rows, self.settings)
 
     @property
     def remark(self) -> str:
@@ -167,8 +172,7 @@ def build(
     places, known = tuple(position_rows(run, samples)), scorers(run, outputs)
     written = pass_at_k.programs(run, outputs, settings or {})
     said = tuple(remarks(run, samples))
-    foretold = tuple(predictions(run, samples, found, settings or {}))
-    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said, foretold)
+    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said, samples)
 
 
 def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
