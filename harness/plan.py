@@ -20,6 +20,7 @@ from harness.model.random_weights import CPU, parameters
 from harness.model.spec import ModelSpec
 from harness.model.tiers import Tier, TierGroup, Tiers
 from harness.model.transformer import Transformer
+from harness.pairing import visits_a_prompt
 from harness.preflight import Config, missing_of, nodes, target
 from harness.rehearsal import bare_model, rehearsed
 from harness.report.tables import DASH, console_table
@@ -62,6 +63,7 @@ def arms_table(config: Config) -> Table:
     """
     arms = [BASELINE, *(arm for arm in config["methods"] if arm != BASELINE)]
     cells = len(arms) * len(config["tasks"])
+    decodings = len(config["tasks"]) * config["limit"] * visits_a_prompt(config["pairing"], arms)
     not_run = {name: why for name, why in config.get("not_run", {}).items() if why}
     model = known_model(config["model"])
     remarks = [
@@ -72,7 +74,7 @@ def arms_table(config: Config) -> Table:
     ]
     table = console_table(
         f"{len(arms)} arms x {len(config['tasks'])} tasks = {cells} cells, at most {cells * config['limit']} outputs "
-        f"of at most {config['max_new_tokens']} tokens",
+        f"of at most {config['max_new_tokens']} tokens, decoded {decodings} times (pairing={config['pairing']})",
         ("arm", "method", "drafter", "slim verifier", "full weights", "drafter's", "slim's", "caches"),
         "\n".join(remarks),
     )

@@ -289,10 +289,11 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(
     no_bench: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tasks = "task=[web_questions,wmt14_de_en]"
-    asked = (f"results_dir={tmp_path}", tasks, "limit=3", "max_new_tokens=7", "dry_run=true")
+    asked = (f"results_dir={tmp_path}", tasks, "limit=3", "max_new_tokens=7", "pairing=abba1", "dry_run=true")
     main(monkeypatch, *asked)
     said = " ".join(capsys.readouterr().out.split())
     assert "3 arms x 2 tasks = 6 cells, at most 18 outputs of at most 7 tokens" in said
+    assert "decoded 48 times (pairing=abba1)" in said  # 2 tasks x 3 prompts x 2 methods x 4
     assert "missing here: nothing" in said and "PromptLookup" in said and "KiB" in said
     main(monkeypatch, *asked, "model.slim_mask=no/mask.json")
     assert "missing here: 1" in (said := capsys.readouterr().out) and "layer mask 'no/mask.json'" in said
