@@ -62,7 +62,7 @@ class RunSettings:
     graphs: bool = setting(True, "CUDA only: replay captured graphs; false runs the same without")
     pairing: str = setting("abba1", "bench: order of baseline and methods: once, abba1, abba3 or shared")
     # OmegaConf knows no union with a list.
-    cores: Any = setting(None, "pin to these, [0,1]; auto: to as many free ones as model.threads")  # noqa: RUF009
+    cores: Any = setting(None, "pin to these, [0,1]; auto: to model.threads free ones, and to a free GPU")  # noqa: RUF009
     exclusive: bool = setting(False, "wait until nobody else measures on this machine, and let nobody in")
 
 

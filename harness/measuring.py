@@ -152,21 +152,31 @@ def learn_again(settings: RunSettings, model: Model, decoder: Decoder, prompt: P
 
 
 def occupied(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A job with ``settings`` and ``model`` that has its cores from the loading of the model to its end."""
+    """A job with ``settings`` and ``model`` that has its cores from the loading of the model to its end.
+
+    With ``cores=auto`` it also has a GPU to itself, where the model's device is left open and there is one.
+    """
     signature = inspect.signature(job)
 
     @wraps(job)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        given = signature.bind(*args, **kwargs).arguments
-        settings: RunSettings = given["settings"]
-        threads = getattr(given["model"], "keywords", {}).get("threads")
-        with occupying(settings.cores, threads, settings.exclusive, partial(dimly, Console(stderr=True))) as place:
+        bound = signature.bind(*args, **kwargs)
+        settings: RunSettings = bound.arguments["settings"]
+        model = bound.arguments["model"]
+        asked = getattr(model, "keywords", {})
+        threads = asked.get("threads")
+        gpus = gpus_of_machine() if asked.get("device") == "auto" and asked.get("devices") is None else {}
+        notify = partial(dimly, Console(stderr=True))
+        with occupying(settings.cores, threads, settings.exclusive, notify, list(gpus)) as place:
+            if settings.cores == "auto" and gpus:
+                bound.arguments["model"] = partial(model, device=gpus[place.devices[0]])
+            call = partial(job, *bound.args, **bound.kwargs)
             if settings.cores is None or threads is not None:
-                return job(*args, **kwargs)
+                return call()
             before = torch.get_num_threads()
             torch.set_num_threads(len(place.cores))  # more threads than cores would wait for each other
             try:
-                return job(*args, **kwargs)
+                return call()
             finally:
                 torch.set_num_threads(before)
 
@@ -180,6 +190,12 @@ def dimly(screen: Console, line: str) -> None:
 def names_of(devices: Sequence[torch.device]) -> list[str]:
     """Devices beside the CPU, by what names them in every process of the machine."""
     return [f"GPU {torch.cuda.get_device_properties(one).uuid}" for one in devices if one.type == "cuda"]
+
+
+def gpus_of_machine() -> dict[str, str]:
+    """Every GPU that this process sees, by the name of ``names_of``, as ``model.device`` has it."""
+    places = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return dict(zip(names_of(list(map(torch.device, places))), places, strict=True))
 
 
 def baseline_identity(

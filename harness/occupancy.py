@@ -111,12 +111,15 @@ def occupying(
     threads: int | None = None,
     exclusive: bool = False,
     notify: Callable[[str], None] = lambda line: None,
+    devices: Sequence[str] = (),
 ) -> Iterator[Place]:
     """This process's place for the time of the context; within another one, that one.
 
     Args:
         cores: None measures where the process may run; numbers pin it, all its threads, to these cores; ``auto`` pins
-            it to the first ``threads`` cores (all when that is None) that no other process has, and waits for them.
+            it to the first ``threads`` cores that no other process has, and waits for them. When ``threads`` is None
+            these are all cores, or with ``devices`` a device's share of them.
+        devices: with ``auto`` the first of these that no other process has is this one's, which waits for it.
         exclusive: wait until no other process measures; ``auto`` and ``exclusive`` of others then wait for this one.
         notify: is told once, when there is something to wait for.
 
@@ -133,10 +136,10 @@ def occupying(
         raise UserError(f"cores={list(cores)}: this process may run on {listed(allowed)} only.")
     if cores is not None and not hasattr(os, "sched_setaffinity"):
         raise UserError(f"cores={cores}: this system cannot pin a process: leave cores=null.")
-    count = len(allowed) if threads is None else threads
+    count = max(1, len(allowed) // max(1, len(devices))) if threads is None else threads
     if cores == "auto" and count > len(allowed):
         raise UserError(f"cores=auto: {count} threads want as many cores, this process may run on {len(allowed)}.")
-    place = waited_for(folder, cores, count, allowed, exclusive, notify)
+    place = waited_for(folder, cores, count, allowed, exclusive, notify, devices if cores == "auto" else ())
     try:
         if cores is not None:
             pin(place.cores)
@@ -156,6 +159,7 @@ def waited_for(
     allowed: Sequence[int],
     exclusive: bool,
     notify: Callable[[str], None],
+    devices: Sequence[str],
 ) -> Place:
     """A place that has been announced, once it is free."""
     told = False
@@ -167,13 +171,17 @@ def waited_for(
             taken = {core for other in others for core in other.cores} if cores == "auto" else set()
             free = [core for core in allowed if core not in taken][:count]
             chosen = allowed if cores is None else free if isinstance(cores, str) else cores
-            if not in_the_way and (cores != "auto" or len(free) == count):
-                place = Place(folder, tuple(chosen), exclusive)
+            idle = [device for device in devices if all(device not in other.devices for other in others)][:1]
+            if not in_the_way and (cores != "auto" or len(free) == count) and (idle or not devices):
+                place = Place(folder, tuple(chosen), exclusive, tuple(idle))
                 place.announce()
                 return place
         if not told:
-            names = ", ".join(f"process {other.pid} on {listed(other.cores)}" for other in others)
-            notify(f"waiting for {'the machine' if exclusive else f'{count} cores'}: {names} measures there")
+            names = ", ".join(
+                f"process {other.pid} on {' and '.join([listed(other.cores), *other.devices])}" for other in others
+            )
+            wanted = f"{count} cores" + (" and a device" if devices else "")
+            notify(f"waiting for {'the machine' if exclusive else wanted}: {names} measures there")
             told = True
         time.sleep(POLL_S)
 

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from harness import occupancy
+from harness import measuring, occupancy
+from harness.config import RunSettings
 from harness.errors import UserError
 from harness.occupancy import FOLDER, listed, live, occupying, usable_cores
 
@@ -21,11 +23,11 @@ CORES = usable_cores()
 HOLD = """
 import sys
 from harness.occupancy import occupying, usable_cores
-cores, threads, exclusive = eval(sys.argv[1])
+cores, threads, exclusive, devices = eval(sys.argv[1])
 def notify(line):
     print("waits:", line, flush=True)
-with occupying(cores, threads, exclusive, notify) as place:
-    print("has", list(place.cores), list(usable_cores()), flush=True)
+with occupying(cores, threads, exclusive, notify, devices) as place:
+    print("has", list(place.cores), list(usable_cores()), *place.devices, flush=True)
     sys.stdin.read()
 """
 
@@ -47,9 +49,13 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def holder(
-    processes: list[subprocess.Popen[str]], cores: object = None, threads: int | None = None, exclusive: bool = False
+    processes: list[subprocess.Popen[str]],
+    cores: object = None,
+    threads: int | None = None,
+    exclusive: bool = False,
+    devices: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", HOLD, repr((cores, threads, exclusive))]
+    arguments = [sys.executable, "-c", HOLD, repr((cores, threads, exclusive, devices))]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     one = subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     processes.append(one)
@@ -124,6 +130,54 @@ def test_auto_takes_the_first_free_cores_and_waits_for_some(processes: list[subp
     first.communicate("")
     second.communicate("")
     assert said(third) == f"has {list(CORES)} {list(CORES)}"
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+def test_auto_takes_a_device_that_nobody_has_and_its_share_of_the_cores(
+    processes: list[subprocess.Popen[str]],
+) -> None:
+    devices = ("GPU a", "GPU b")
+    first = holder(processes, "auto", devices=devices)
+    assert said(first).endswith("GPU a") and len(CORES) // 2 == said_cores(processes, devices)
+    third = holder(processes, "auto", 1, devices=devices)
+    assert "cores and a device: process" in (line := said(third)) and "GPU a" in line and "GPU b" in line
+    first.communicate("")
+    assert said(third).endswith("GPU a"), "the one that has become free"
+
+
+def said_cores(processes: list[subprocess.Popen[str]], devices: tuple[str, ...]) -> int:
+    """Cores of a second holder, which gets the other device."""
+    line = said(holder(processes, "auto", devices=devices))
+    assert line.endswith("GPU b")
+    return len(eval(line.removeprefix("has ").split("] ")[0] + "]"))
+
+
+@pytest.mark.parametrize(
+    ("cores", "asked", "placed"),
+    [
+        ("auto", {"device": "auto"}, "cuda:1"),
+        ("auto", {"device": "cpu"}, "cpu"),
+        ("auto", {"device": "auto", "devices": ["cuda:0", "cuda:1"]}, "auto"),
+        (None, {"device": "auto"}, "auto"),
+    ],
+)
+def test_a_job_loads_its_model_on_the_device_that_it_has(
+    cores: str | None, asked: dict[str, object], placed: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "gpus_of_machine", lambda: {"GPU a": "cuda:0", "GPU b": "cuda:1"})
+    other = occupancy.Place(folder, cores=(10**6,), devices=("GPU a",))
+    with occupancy.locked(folder):
+        other.announce()
+
+    @measuring.occupied
+    def job(settings: RunSettings, model: Callable[..., object]) -> object:
+        return model()
+
+    assert (
+        job(RunSettings(cores=cores), partial(lambda device, threads, devices=None: device, threads=1, **asked))
+        == placed
+    )
+    other.leave()
 
 
 def test_exclusive_is_one_at_a_time(processes: list[subprocess.Popen[str]]) -> None:
