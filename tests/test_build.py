@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -12,9 +13,12 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from harness.config import checked_plain, register
+from harness.launch import BENCH
 from harness.model import embedded
 
 ROOT = Path(__file__).parents[1]
@@ -162,3 +166,32 @@ def test_installed_means_nothing_but_the_run(clone: Path) -> None:
     assert make("quickstart", folder=clone).stdout == "-m harness +experiment=quickstart\n"
     os.utime(clone / "constraints.txt", (2**31, 2**31))
     assert make("quickstart", folder=clone).stdout.startswith("pip install -e '.[run]'\n-m pip install --log")
+
+
+def parts_of_reference(*arguments: str) -> dict[str, list[str]]:
+    """What ``make reference`` gives to the program, by the folder that it becomes."""
+    said = make("-n", "reference", *arguments).stdout
+    calls = re.findall(r"-m harness (.*?) source=builtin results_dir=.*? mv \S+ results/reference/(\w+)", said)
+    return {part: shlex.split(line) for line, part in calls}
+
+
+def test_the_parts_of_the_reference_compose_and_are_paired() -> None:
+    parts = parts_of_reference()
+    assert {"quickstart", "drafters", "paper_fig7"} < set(parts)
+    kept = {folder.name for folder in (ROOT / "results" / "reference").iterdir()}
+    assert kept <= set(parts), "nothing is kept that the command does not rebuild"
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        for part, overrides in parts.items():
+            _, settings = checked_plain(compose("config", [*overrides, "source=builtin"]))
+            assert settings["model"]["full"] == "embedded", part
+            unpaired = settings["job"]["_target_"] != BENCH
+            assert unpaired or settings["pairing"] == "abba3", part
+    assert parts_of_reference("PARTS=tiers", "PAIRING=once") == {
+        "tiers": ["+experiment=sweep/tiers", "limit=4", "task=quick_four", "pairing=once"]
+    }
+
+
+def test_an_unknown_part_of_the_reference_is_named() -> None:
+    result = make("reference", "PARTS=quickstart nope")
+    assert result.returncode == 2 and "PARTS=nope: want some of quickstart drafters" in result.stderr
