@@ -243,7 +243,7 @@ def test_csv_is_tidy_in_full_precision_and_empty_where_undefined(tmp_path: Path)
     tables.write_tables([made], tmp_path, "quickstart")
     with (tmp_path / "quickstart.csv").open(newline="") as file:
         found = {(row["task"], row["arm"], row["metric"]): row for row in csv.DictReader(file)}
-    assert len(found) == len(made.rows)
+    assert len(found) == len(made.rows) + 2 * len(made.predicted) == len(made.rows) + 8
     for row in made.rows:
         cell = found[row.task, row.arm, row.metric]["value"]
         assert cell == "" if row.value is None else float(cell) == row.value

@@ -94,6 +94,19 @@ def test_the_table_has_each_arm_at_each_swept_value(tmp_path: Path) -> None:
     assert text.count("**lossy**") == 2 and "4.00 [4.00, 4.00]" in text
 
 
+def test_predictions_stand_beside_the_speedups(tmp_path: Path) -> None:
+    """Arms that decode plainly are predicted by their seconds a block alone."""
+    methods = {arm: {"_target_": "harness.decode.autoregressive.Autoregressive"} for arm in ARMS}
+    chosen = [config(gamma=gamma, methods=methods) for gamma in (2, 3)]
+    folders = [cell(tmp_path, str(place), one, 1.25, 2.0) for place, one in enumerate(chosen)]
+    write_sweep(tmp_path, [load_if_any(folder) for folder in folders], "mine")
+    found = lines(tmp_path / "tables" / "mine_sweep.csv")
+    told = [(row["arm"], row["speedup_decode_predicted"], row["speedup_decode_ceiling"]) for row in found[:3]]
+    assert told[0] == (BASELINE, "", "") and [float(row[1]) for row in told[1:]] == pytest.approx([1.25, 2.0])
+    text = (tmp_path / "tables" / "mine_sweep.md").read_text()
+    assert text.count("2.00 (+0 %)") == 2 and "- Predicted: the decode speedup from the trace" in text
+
+
 def test_a_setting_is_named_once_and_what_only_names_a_run_is_not_swept() -> None:
     cells = [config(alpha1=0.5, run_name="x", results_dir="r"), config(alpha1=0.9, run_name="y", results_dir="s")]
     assert swept_values(cells) == [{"gate.alpha1": 0.5}, {"gate.alpha1": 0.9}]

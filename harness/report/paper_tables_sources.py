@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.report.load import load_if_any
 from harness.report.paper_points import NUMBERS
 from harness.report.paper_tables_spec import PaperTable
+from harness.report.predicted import predicted_rows, unpredicted
 from harness.report.tables import DASH, RunReport
 from harness.store import RUN, is_finished, read_config
 
@@ -33,7 +34,8 @@ class Number(NamedTuple):
 class Source:
     """What was measured: a finished run, or a search of a mask.
 
-    ``values``  by (arm, task, metric). ``full`` and ``drafter`` as they were chosen, ``prompts`` a task.
+    ``values``  by (arm, task, metric), predicted speedups and ceilings among them; ``unpredicted``: why others are not.
+    ``full`` and ``drafter`` as they were chosen, ``prompts`` a task.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Source:
     lossy: frozenset[str] = frozenset()
     not_run: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    unpredicted: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -105,7 +108,8 @@ def of_run(report: RunReport) -> Source:
     run, settings = report.run, report.settings
     env = run.env
     drafter = settings.get("drafter") or {}
-    values = {(row.arm, row.task, row.metric): Number(row.value, row.low, row.high, row.n) for row in report.rows}
+    rows = (*report.rows, *predicted_rows(report.rows, report.predicted))
+    values = {(row.arm, row.task, row.metric): Number(row.value, row.low, row.high, row.n) for row in rows}
     commit = commit_of(run.git_commit, run.git_dirty)
     return Source(
         name=run.run_id,
@@ -122,6 +126,7 @@ def of_run(report: RunReport) -> Source:
         lossy=frozenset(arm.arm for arm in run.arms if not arm.lossless),
         not_run=report.not_run,
         note=report.remark,
+        unpredicted=tuple(unpredicted(report.predicted)),
     )
 
 

@@ -18,6 +18,7 @@ from harness.compare import BASELINE
 from harness.errors import UserError, unknown
 from harness.metrics import DIFFERENCE
 from harness.report.figures import LEVEL, MARKERS, STYLE, colour, save
+from harness.report.predicted import CEILING, PREDICTED, REMARK, unpredicted
 from harness.report.swept import identity, swept_values, unswept_arms
 from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
 from harness.store import RUN, is_finished, read_config, read_run, write_atomic, writing
@@ -160,6 +161,8 @@ def tidy_frame(cells: Sequence[Cell]) -> pd.DataFrame:
                     f"{column}_low": number and number.low,
                     f"{column}_high": number and number.high,
                 }
+            foretold = cell.report.prediction.get((line.task, line.arm.arm))
+            row |= {PREDICTED: foretold and foretold.predicted, CEILING: foretold and foretold.ceiling}
             found.append(row | {"run": line.run.run_id, "status": line.run.status, "pairing": line.run.pairing})
     return pd.DataFrame(found)
 
@@ -177,6 +180,7 @@ def results_frame(cells: Sequence[Cell]) -> pd.DataFrame:
                     "n": str(line.n) + (" (did not finish)" if cell.report.note else ""),
                     "lossless": "yes" if line.arm.lossless else "**lossy**",
                     "speedup, decode": line.speedup("speedup_decode"),
+                    **line.foretold(),
                     "quality": line.quality(line.run.task_metrics[line.task][:1], interval=True),
                     "difference": difference(line),
                     "agreement with greedy": line.value("token_agreement"),
@@ -211,6 +215,8 @@ def markdown(cells: Sequence[Cell], name: str, left_out: int) -> str:
         "Each speedup is over the baseline of the same cell, unless it says unpaired. Brackets: 95 % bootstrap over "
         "prompts. Quality on a 0-100 scale, its difference from the baseline paired. A lossy arm's speed is worth what "
         "its quality is.",
+        REMARK,
+        *unpredicted([one for cell in cells for one in cell.report.predicted]),
     ]
     if left_out:
         facts.append(f"**{left_out} cells are left out: no prompt of theirs was decoded by all arms.**")

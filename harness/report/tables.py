@@ -23,7 +23,17 @@ from harness.positions import PositionRow, position_rows
 from harness.quality import scorers
 from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
 from harness.report import pass_at_k
-from harness.report.predicted import Prediction, predicted_frame, predicted_remark, predictions
+from harness.report.predicted import (
+    DEFINITIONS,
+    REMARK,
+    Prediction,
+    beside,
+    costs_frame,
+    costs_remark,
+    predicted_rows,
+    predictions,
+    unpredicted,
+)
 from harness.report.quality import quality_frame, reading, signed
 from harness.scoring import METRICS
 from harness.store import DIVERGENCES, write_atomic
@@ -63,7 +73,7 @@ FIDELITY_COLUMNS = (
     *(known.name for known in FIDELITY_METRICS),
 )
 DEFINED = (
-    *("speedup_decode", "speedup_end_to_end", "near_ties", "faults"),
+    *("speedup_decode", *DEFINITIONS, "speedup_end_to_end", "near_ties", "faults"),
     *(*FIDELITY_COLUMNS, *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
 )
 """Metrics whose definitions stand below the tables."""
@@ -93,6 +103,11 @@ class RunReport:
         """What costs and traces say of its speedups; made when it is read, which measuring does not wait for."""
         return predictions(self.run, self.samples, self.rows, self.settings)
 
+    @cached_property
+    def prediction(self) -> dict[tuple[str, str], Prediction]:
+        """The same by task and arm."""
+        return {(one.task, one.arm): one for one in self.predicted}
+
     @property
     def remark(self) -> str:
         """What the run's settings say that every table of it has to say."""
@@ -112,11 +127,15 @@ class RunReport:
 class Line:
     """One line of a table: an arm on a task, its metrics and the baseline's by name."""
 
-    run: RunRecord
+    report: RunReport
     task: str
     arm: ArmRecord
     metrics: Mapping[str, MetricRow]
     baseline: Mapping[str, MetricRow]
+
+    @property
+    def run(self) -> RunRecord:
+        return self.report.run
 
     @property
     def n(self) -> int:
@@ -137,6 +156,10 @@ class Line:
         text = self.span(metric)
         apart = self.run.pairing == "shared" and self.arm.arm != BASELINE and text != DASH
         return f"{text} unpaired" if apart else text
+
+    def foretold(self) -> dict[str, str]:
+        """What stands beside the measured speedup: the predicted one with its error, and the ceiling."""
+        return beside(self.report.prediction.get((self.task, self.arm.arm)), DASH)
 
     def faults(self, loud: str) -> str:
         """Their number; one that is not 0 stands out in the template ``loud``."""
@@ -183,7 +206,7 @@ def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
             cells.setdefault((row.task, row.arm), {})[row.metric] = row
         arms = {arm.arm: arm for arm in report.run.arms}
         for (task, arm), metrics in cells.items():
-            yield Line(report.run, task, arms[arm], metrics, cells.get((task, BASELINE), {}))
+            yield Line(report, task, arms[arm], metrics, cells.get((task, BASELINE), {}))
 
 
 def _lead(line: Line, several: bool) -> dict[str, str]:
@@ -212,6 +235,7 @@ def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
                 "near-ties": line.value("near_ties", 0),
                 "faults": line.faults("**{}**"),
                 "speedup, decode": line.speedup("speedup_decode"),
+                **line.foretold(),
                 "speedup, end to end": line.speedup("speedup_end_to_end"),
                 "pairing": line.run.pairing,
                 "output tokens": line.value("mean_output_tokens", 1),
@@ -274,7 +298,7 @@ def tidy_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
     found = []
     for report in reports:
         arms = {arm.arm: arm for arm in report.run.arms}
-        for row in report.rows:
+        for row in (*report.rows, *predicted_rows(report.rows, report.predicted)):
             source = report.run.data.get(row.task)
             identity = asdict(row) | asdict(arms[row.arm]) | {"data": source.kind if source else None}
             found.append(
@@ -303,7 +327,7 @@ def definition(metric: str) -> str:
     """The formula of a metric in one line."""
     if metric in RATIOS:
         return RATIOS[metric].definition
-    definitions = {known.name: known.definition for known in PAIR_METRICS}
+    definitions = DEFINITIONS | {known.name: known.definition for known in PAIR_METRICS}
     definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
     definitions |= {known.name: known.definition for known in FIDELITY_METRICS}
     return definitions[metric]
@@ -406,15 +430,16 @@ def sections(reports: Sequence[RunReport]) -> list[tuple[str, pd.DataFrame, str]
     scorers_of = [report.scorers for report in reports]
     written = [report.programs for report in reports if report.programs]
     foretold = [one for report in reports for one in report.predicted]
+    lead = ("Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale.", *([REMARK] if foretold else []))
     found = [
-        ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
+        ("Results", results_frame(reports), "\n\n".join((*lead, *unpredicted(foretold)))),
         ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
         ("pass@k", pass_at_k.pass_frame(written, DASH), pass_at_k.REMARK),
         ("Fidelity", fidelity_frame(reports), "No task is asked: scores of the full verifier, outside the clock."),
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
-        ("Prediction and ceiling", predicted_frame(foretold, len(reports) > 1, DASH), predicted_remark(foretold)),
+        ("Costs and closed form", costs_frame(foretold, len(reports) > 1, DASH), costs_remark(foretold)),
     ]
     return [(head, frame, remark) for head, frame, remark in found if not frame.empty]
 
@@ -448,8 +473,9 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         "Quality and speed, with 95 % intervals over prompts",
         ("arm", "lossless", "quality", "agree", "differ", "speedup decode", "end to end", "tokens"),
         "quality: (minus the baseline's); agree: tokens equal to the greedy baseline's; differ: prompts where a\n"
-        "lossless arm differs from it, by near-ties of the logits / by faults; tokens: mean output of the arm / of\n"
-        "the baseline",
+        "lossless arm differs from it, by near-ties of the logits / by faults; below a decode speedup: what costs\n"
+        "and trace predict, with the error, and the ceiling, which has every draft accepted; tokens: mean output of\n"
+        "the arm / of the baseline",
     )
     rates = console_table(
         "Rates",
@@ -461,6 +487,8 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
     )
     for table in (results, rates):
         table.caption = "\n".join((*notes(reports), str(table.caption)))
+    foretold = [one for report in reports for one in report.predicted]
+    results.caption = "\n".join((str(results.caption), *unpredicted(foretold)))
     previous: tuple[str, ...] = ()
     for line in lines(reports):
         source = line.run.data.get(line.task)
@@ -475,13 +503,14 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
             rates.add_section()
             rates.add_row(escape(", ".join(filter(None, head))), style="bold")
         previous = head
+        below = [] if line.arm.arm == BASELINE else [", ".join(line.foretold().values())]
         results.add_row(
             escape(line.arm.arm),
             "yes" if line.arm.lossless else "[bold]lossy[/bold]",
             line.quality(line.run.task_metrics[line.task], interval=False).replace("; ", "\n"),
             line.value("token_agreement"),
             f"{line.value('near_ties', 0)}/{line.faults('[bold red]{}[/bold red]')}",
-            escape(line.speedup("speedup_decode")),
+            escape("\n".join([line.speedup("speedup_decode"), *below])),
             escape(line.speedup("speedup_end_to_end")),
             f"{line.value('mean_output_tokens', 1)} / {number(line.baseline.get('mean_output_tokens'), 1)}",
         )
