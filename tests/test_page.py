@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.jobs.report import write_reports
 from harness.report import tables
 from harness.report.exports import chosen_formats
+from tests.pictures import made_run
 from tests.test_report import RUN, SETTINGS, differing, samples
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -46,6 +48,14 @@ def test_the_page_says_what_the_markdown_says(tmp_path: Path) -> None:
     assert re.findall(r"^## (.*)$", text, re.M) == re.findall(r"<h2>(.*?)</h2>", page)
     assert "<b>lossy</b>" in page and "A note, &lt;b&gt;not bold&lt;/b&gt;." in page and "<h2>Faults</h2>" in page
     assert "Not run: bild: greedy alone" in page and "0123456789ab" in page and "2.00 [2.00, 2.00]" in page
+
+
+def test_the_page_has_the_figure_of_predictions(tmp_path: Path) -> None:
+    plain = {"_target_": "harness.decode.autoregressive.Autoregressive"}
+    built = made_run("run", {"speculative": 2.0}, ["gsm8k"], methods={BASELINE: plain, "speculative": plain})
+    page = write_reports([built], tmp_path / "t", tmp_path / "f", "mine", ["html"])[-1].read_text()
+    assert page.count("data:image/svg+xml;base64,") == page.count("<figure>") == 2
+    assert "mine: predicted figure" in page and "2.00 (+0 %)" in page
 
 
 def test_latex_has_every_table_once(tmp_path: Path) -> None:

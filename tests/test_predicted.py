@@ -236,7 +236,9 @@ def test_report_writes_table_and_figure_of_predictions(tmp_path: Path) -> None:
 
 def test_the_figure_has_every_prediction_once_in_each_panel() -> None:
     found = list(found_in(*made_run()).values())
-    for axes in predicted_figure(found).axes:
+    figure = predicted_figure(found)
+    assert figure is not None and predicted_figure([replace(one, predicted=None) for one in found]) is None
+    for axes in figure.axes:
         points = [line for line in axes.lines if line.get_linestyle() == "None"]
         assert sum(np.size(line.get_xdata()) for line in points) == 2
         assert sorted(line.get_markerfacecolor() == "white" for line in points) == [False, True]

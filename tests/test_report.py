@@ -28,6 +28,7 @@ from harness.records import (
 from harness.report import choice, figures, tables
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.store import RunFolder
+from tests.runs import files
 
 DASH = tables.DASH
 SOURCE = DataSource("builtin", "rows.jsonl", "test", "main", None, "ab" * 32, 24)
@@ -393,9 +394,22 @@ def test_a_missing_main_figure_is_said_also_where_another_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "MOST_RUNS", 1)
-    monkeypatch.setattr(
-        "harness.jobs.report.write_predicted", lambda reports, tables, figures, name: [figures / "run_predicted.png"]
-    )
+    monkeypatch.setattr(choice, "predicted_figure", lambda found: figures.Figure((1, 1)))
     reports = [tables.build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "ab")]
-    write_reports(reports, tmp_path / "t", tmp_path / "f", "run")
+    paths = write_reports(reports, tmp_path / "t", tmp_path / "f", "run")
+    assert [path.name for path in paths[-2:]] == ["run_predicted.png", "run_predicted.pdf"]
     assert "no figure of 2 runs: 1 can be told apart" in capsys.readouterr().out
+
+
+def test_what_an_earlier_report_wrote_besides_does_not_stay(tmp_path: Path) -> None:
+    """Neither figures that the later one has no numbers for, nor formats that it was not asked for."""
+    others = ["tables/other.html", "tables/run_2.html", "figures/run_sweep.png", "figures/run_2.png"]
+    for name in others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("of another name")
+    both = tables.build(RUN, samples(), SETTINGS)
+    earlier = write_reports([both], tmp_path / "tables", tmp_path / "figures", "run", ["html", "latex"], further=True)
+    assert {"run.html", "run.tex", "run_routes.png", "run_routes.pdf"} <= {path.name for path in earlier}
+    alone = tables.build(replace(RUN, arms=RUN.arms[:1]), [one for one in samples() if one.arm == "autoregressive"])
+    later = write_reports([alone], tmp_path / "tables", tmp_path / "figures", "run", further=True)
+    assert files(tmp_path) == sorted([*others, *(path.relative_to(tmp_path).as_posix() for path in later)])

@@ -13,8 +13,9 @@ from harness.errors import UserError
 from harness.jobs.report import report
 from harness.records import ArmRecord, SampleRecord
 from harness.report.load import load, load_if_any
-from harness.report.sweep import Cell as ReportCell
-from harness.report.sweep import cells_of_sweep, sweep_figure, write_sweep
+from harness.report.sweep import cells_of_sweep, write_sweep
+from harness.report.sweep_figure import Cell as ReportCell
+from harness.report.sweep_figure import sweep_figure
 from harness.report.swept import swept_values, unswept_arms
 from harness.store import RunFolder
 from tests.rows import run_record, sample
@@ -206,3 +207,17 @@ def test_the_job_reports_a_sweep_or_runs_and_not_both(tmp_path: Path, capsys: py
     assert all(f"wrote {path}\n" in capsys.readouterr().out for path in paths[:1])
     with pytest.raises(UserError, match="run=a and sweep=swept both choose runs: name one"):
         report(str(tmp_path), runs="a", sweep="swept")
+
+
+def test_a_sweep_has_a_page_and_a_table_to_paste_where_asked_for(tmp_path: Path) -> None:
+    cell(tmp_path, "a", config(gamma=2), 1.0, 2.0)
+    cell(tmp_path, "b", config(gamma=3), 1.0, 2.5)
+    paths = report(str(tmp_path), sweep="swept", format=["html", "latex"])
+    assert [path.name for path in paths[:4]] == [f"swept_sweep.{kind}" for kind in ("md", "csv", "html", "tex")]
+    page, latex = paths[2].read_text(), paths[3].read_text()
+    assert "2 cells; swept: <code>gamma</code>." in page and "2.50 [2.50, 2.50]" in page and "<b>lossy</b>" in page
+    assert page.count("<table>") == page.count("data:image/svg+xml;base64,") == 1 and "<script>" in page
+    assert r"\label{tab:swept-sweep}" in latex and "2.50 [2.50, 2.50]" in latex and "2 cells; swept:" in latex
+    again = report(str(tmp_path), sweep="swept")
+    assert [path.suffix for path in again] == [".md", ".csv", ".png", ".pdf"]
+    assert not paths[2].exists() and not paths[3].exists(), "an earlier page would show earlier numbers"

@@ -12,7 +12,7 @@ from harness.report.exports import chosen_formats, write_exports
 from harness.report.figures import save
 from harness.report.load import load, load_if_any
 from harness.report.paper_tables import write_paper_tables
-from harness.report.predicted_figure import write_predicted
+from harness.report.stale import remove_stale
 from harness.report.sweep import cells_of_sweep, write_sweep
 from harness.report.tables import RunReport, console, differences, write_tables
 from harness.store import check_writable, find_runs, writing
@@ -50,9 +50,7 @@ def report(
     if len(both := [f"{key}={value}" for key, value in named.items() if value is not None]) > 1:
         raise UserError(f"{both[0]} and {both[1]} both choose runs: name one.")
     if sweep is not None:
-        if formats:
-            raise UserError(f"format={format} is of runs and of paper=NAME, not of sweep={sweep}: leave it out.")
-        return report_sweep(results_dir, sweep, name or sweep)
+        return report_sweep(results_dir, sweep, name or sweep, formats)
     if paper is not None:
         return report_paper(results_dir, paper, "html" in formats)
     reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
@@ -60,10 +58,11 @@ def report(
     return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, formats, True)
 
 
-def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
+def report_sweep(results_dir: str, sweep: str, name: str, formats: Sequence[str]) -> list[Path]:
     """The table and the figure of a sweep's cells, and where they are."""
     check_name(name)
-    return told(write_sweep(results_dir, [load_if_any(one) for one in cells_of_sweep(results_dir, sweep)], name))
+    cells = [load_if_any(one) for one in cells_of_sweep(results_dir, sweep)]
+    return told(write_sweep(results_dir, cells, name, formats))
 
 
 def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]:
@@ -153,7 +152,7 @@ def report_files(
     formats: Sequence[str] = (),
     further: bool = False,
 ) -> list[Path]:
-    """Write tables and figures without a word; their paths. Where there is no figure, one of before goes.
+    """Write tables and figures without a word; their paths. What an earlier report wrote besides goes.
 
     ``formats``: further files of the tables. ``further``: also the figures beside the main one.
     """
@@ -162,8 +161,13 @@ def report_files(
         paths = write_tables(reports, tables_dir, name)
         for ending, figure in drawn.items():
             paths += save(figure, figures_dir, f"{name}_{ending}" if ending else name)
-        if not drawn:
-            for path in figures_dir.glob(f"{name}.p[dn][fg]"):
-                path.unlink()
-        paths += write_predicted(reports, tables_dir, figures_dir, name)
-        return paths + write_exports(reports, drawn, tables_dir, name, formats)
+        paths += write_exports(reports, drawn, tables_dir, name, formats)
+        remove_stale(possible_files(tables_dir, figures_dir, name), paths)
+        return paths
+
+
+def possible_files(tables_dir: Path, figures_dir: Path, name: str) -> list[Path]:
+    """All that a report of that name may write besides its main tables."""
+    named = [f"{name}_{ending}" if ending else name for ending in choice.ENDINGS]
+    figures = [figures_dir / f"{one}.{suffix}" for one in named for suffix in ("png", "pdf")]
+    return [*(tables_dir / f"{name}{ending}" for ending in ("_predicted.csv", ".html", ".tex")), *figures]

@@ -99,6 +99,13 @@ def run_page(reports: Sequence[RunReport], figures: Mapping[str, Figure], name: 
     return page(name, parts)
 
 
+def sweep_page(facts: Sequence[str], shown: pd.DataFrame, figure: Figure, name: str) -> str:
+    """The page of a sweep: what its Markdown says, with the figure."""
+    parts = [html_prose(bullets(facts)), picture(figure, f"{name}: decode speedup over what was swept"), table(shown)]
+    parts.append(html_prose(f"{DASH} means undefined (0/0) or not applicable."))
+    return page(f"Sweep {name}", parts)
+
+
 def table(frame: pd.DataFrame) -> str:
     """A table that scrolls by itself where the window is narrower."""
     return f"<div class='wide'>{html_table(frame)}</div>"

@@ -30,6 +30,7 @@ from harness.report.predicted import (
     beside,
     costs_frame,
     costs_remark,
+    predicted_csv,
     predicted_rows,
     predictions,
     unpredicted,
@@ -524,12 +525,15 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
 
 
 def write_tables(reports: Sequence[RunReport], folder: Path, name: str) -> list[Path]:
-    """``<name>.md``, ``<name>.csv`` and ``<name>_positions.csv``, each whole or not at all."""
+    """``<name>.md``, ``.csv``, ``_positions.csv`` and, of predicted speedups, ``_predicted.csv``; each whole or not."""
     files = {
         folder / f"{name}.md": markdown(reports, name),
         folder / f"{name}.csv": tidy_frame(reports).to_csv(index=False, lineterminator="\n"),
         folder / f"{name}_positions.csv": tidy_positions_frame(reports).to_csv(index=False, lineterminator="\n"),
     }
+    foretold = [one for report in reports for one in report.predicted]
+    if any(one.predicted is not None for one in foretold):
+        files[folder / f"{name}_predicted.csv"] = predicted_csv(foretold)
     for path, text in files.items():
         write_atomic(path, text)
     return list(files)
