@@ -28,7 +28,7 @@ def predicted_figure(found: Sequence[Prediction]) -> Figure | None:
     tasks = list(dict.fromkeys(one.task for one in found))
     with matplotlib.style.context(STYLE):
         looks = {task: (colour(1 + place), MARKERS[place % len(MARKERS)]) for place, task in enumerate(tasks)}
-        figure = Figure(figsize=(7.0, 4.0 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
+        figure = Figure(figsize=(7.0, 4.3 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         kinds: tuple[tuple[str, Read, Read], ...] = (
@@ -40,7 +40,7 @@ def predicted_figure(found: Sequence[Prediction]) -> Figure | None:
         for axes, (title, read, error) in zip(panels, kinds, strict=True):
             _draw(axes, found, looks, read, highest)
             middle = median_error(error(one) for one in found)
-            axes.set_title(title if middle is None else f"{title}: median error {middle:.1%}")
+            axes.set_title(title if middle is None else f"{title}\nmedian error {middle:.1%}")
             axes.set_xlabel("Measured decode speedup")
         panels[0].set_xlim(0, highest)
         panels[0].set_ylim(0, highest)
