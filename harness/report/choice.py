@@ -8,11 +8,13 @@ from matplotlib.figure import Figure
 from harness.report.by_arm import rates_figure, routes_figure, time_figure
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import speed_quality_figure
-from harness.report.paper_figures import paper_figure
+from harness.report.paper_figures import TWINS, paper_figure, twin_figures
 from harness.report.predicted_figure import predicted_figure
 from harness.report.tables import RunReport
 
-ENDINGS = ("", "quality", "rates", "routes", "time", "predicted")
+TWIN = "as_{}"
+"""Of another figure of the paper that a run is a counterpart of too."""
+ENDINGS = ("", *map(TWIN.format, TWINS), "quality", "rates", "routes", "time", "predicted")
 """What the names of figures' files end in, in the order of a page; nothing for the main one."""
 MOST_RUNS = 12
 """Runs of which a figure can be read: its legend names the arms of each."""
@@ -36,15 +38,17 @@ def figures_of(reports: Sequence[RunReport], further: bool = True) -> dict[str, 
 
     Without ``further`` the main one and ``predicted``; of more runs than a legend can name, ``predicted`` alone.
 
-    ``quality``: speed beside quality with its front, where the main one is another. ``rates``: where an arm drafts.
-    ``routes``: where a gate had a choice. ``time``: where the clock was read within tiers. ``predicted``: predicted
-    beside measured speedups, where any was predicted.
+    ``as_fig8``: of a run that is a counterpart of that figure of the paper too. ``quality``: speed beside quality with
+    its front, where the main one is another. ``rates``: where an arm drafts. ``routes``: where a gate had a choice.
+    ``time``: where the clock was read within tiers. ``predicted``: predicted beside measured speedups, where any was.
     """
     drawn: dict[str, Figure | None] = dict.fromkeys(ENDINGS)
     if len(reports) <= MOST_RUNS:
         own = own_figure(reports)
         drawn[""] = own or speed_quality_figure(reports)
         if further:
+            if len(reports) == 1:
+                drawn |= {TWIN.format(name): figure for name, figure in twin_figures(reports[0]).items()}
             drawn["quality"] = speed_quality_figure(reports) if own else None
             drawn |= {"rates": rates_figure(reports), "routes": routes_figure(reports), "time": time_figure(reports)}
     drawn["predicted"] = predicted_figure([one for report in reports for one in report.predicted])

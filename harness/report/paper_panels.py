@@ -209,7 +209,7 @@ def legend(figure: Figure, handles: Mapping[str, Artist], labels: Sequence[str],
     """Below everything: ours, then the paper's ``labels``, as many a row as fit; above them the remark."""
     ordered = [*(one for name, one in handles.items() if name not in labels), *(handles[name] for name in labels)]
     width = figure.get_figwidth()
-    entry = 0.55 + 0.075 * max((len(str(one.get_label())) for one in ordered), default=1)
+    entry = 0.55 + 0.065 * max((len(str(one.get_label())) for one in ordered), default=1)
     text = remark if labels else f"{remark} The paper has no points to set beside these."
     figure.legend(
         handles=ordered,
