@@ -221,7 +221,7 @@ def pareto_figure(search: Search, found: Sequence[Found], tested: Mapping[str, S
                 *zip(*beside, strict=True), "^", color="#009E73", markersize=4.5, label="arms beside it, of each trial"
             )
         axes.set_xlabel(f"Loss: {LOSS_TEXT[search.loss]}", fontsize=8)
-        axes.set_ylabel("Decode speedup over autoregressive, geometric mean of tasks", fontsize=8)
+        axes.set_ylabel("Decode speedup, geometric mean of tasks", fontsize=8)
         axes.set_title(f"{search.name}: {len(found)} trials, {search.prompts} calibration prompts a task")
         figure.legend(
             loc="outside lower center", ncols=2, title="Bars: 95 % intervals. Up and left is better.", title_fontsize=8

@@ -286,7 +286,9 @@ def thresholds_figure(report: RunReport, source: str | None = None) -> Figure | 
     remark += " The paper's points of an alpha1 stand side by side."
     if source is not None:
         remark += f" Ours are those of the run {own}: the paper's {source} has its arms on another pair."
-    return panels(report, panes, "alpha1", remark)
+    figure = panels(report, panes, "alpha1", remark)
+    figure.axes[0].set_xticks(alphas1[:: 1 + len(alphas1) // 4])  # shared by all panels
+    return figure
 
 
 def by_alpha2(known: pd.DataFrame) -> Points:

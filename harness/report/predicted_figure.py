@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour
 from harness.report.predicted import Prediction, median_error
 
 NEAR = 0.1
@@ -28,7 +28,7 @@ def predicted_figure(found: Sequence[Prediction]) -> Figure | None:
     tasks = list(dict.fromkeys(one.task for one in found))
     with matplotlib.style.context(STYLE):
         looks = {task: (colour(1 + place), MARKERS[place % len(MARKERS)]) for place, task in enumerate(tasks)}
-        figure = Figure(figsize=(7.0, 4.3 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH, 4.3 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         kinds: tuple[tuple[str, Read, Read], ...] = (

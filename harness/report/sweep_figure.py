@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.compare import BASELINE
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour
 from harness.report.swept import unswept_arms
 from harness.report.tables import Line, RunReport, lines
 
@@ -73,7 +73,8 @@ def sweep_figure(cells: Sequence[Cell]) -> Figure:
         columns = 2 if len(panels) == 4 else min(3, len(panels))
         height = -(-len(panels) // columns)
         figure = Figure(
-            figsize=(max(3.2 * columns, 5.0), 2.4 * height + 0.22 * len(looks) / 2 + 0.5), layout="constrained"
+            figsize=(min(PAGE_WIDTH, max(3.2 * columns, 5.0)), 2.4 * height + 0.22 * len(looks) / 2 + 0.5),
+            layout="constrained",
         )
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
