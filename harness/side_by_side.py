@@ -28,6 +28,7 @@ from harness.compare import (
     ratio_of_sums,
     total_seconds,
 )
+from harness.environment import commit_text
 from harness.metrics import cells_of, complete_prompts
 from harness.pairing import baseline_of
 from harness.quality import Estimate, difference, quality
@@ -132,8 +133,7 @@ def copied_by(key: str, found: Mapping[str, tuple[str, str]]) -> list[tuple[str,
 
 def facts(run: RunRecord) -> dict[str, str]:
     """What a run was made with, its config aside: commit, day, machine, versions, and its prompts."""
-    commit = "none" if run.git_commit is None else run.git_commit[:12] + (" (dirty)" if run.git_dirty else "")
-    found = {"commit": commit, "day": day(run), "status": run.status}
+    found = {"commit": commit_text(run.git_commit, run.git_dirty), "day": day(run), "status": run.status}
     found |= {f"machine: {key}": value for key, value in run.env.items() if key != "load_average"}
     found |= {f"prompts of {task}": sha[:12] for task, sha in run.prompts_sha.items()}
     return found | {f"data of {task}": source.kind for task, source in run.data.items()}

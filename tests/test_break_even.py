@@ -19,7 +19,8 @@ from harness.report.break_even import (
     table,
 )
 from harness.report.load import load
-from harness.report.plausibility import Assumptions, plausibility, read_numbers, read_shapes
+from harness.report.paper_numbers import read_numbers, read_shapes
+from harness.report.plausibility import Assumptions, plausibility
 from harness.report.tables import RunReport
 
 ROOT = Path(__file__).resolve().parents[1]

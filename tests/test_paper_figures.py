@@ -177,7 +177,7 @@ def test_other_runs_and_runs_without_their_arms_have_no_such_figure() -> None:
 
 
 def test_a_checkout_without_the_papers_numbers_draws_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("harness.report.paper_points.NUMBERS", tmp_path / "none.csv")
+    monkeypatch.setattr("harness.report.paper_points.PAPER", tmp_path)
     for name, make in ALL.items():
         figure = drawn(make())
         assert not [line for axes in figure.axes for line in marks(axes, papers=True)], name
@@ -185,9 +185,9 @@ def test_a_checkout_without_the_papers_numbers_draws_ours(monkeypatch: pytest.Mo
 
 def test_every_figure_of_the_paper_with_numbers_is_drawn() -> None:
     from harness.report.paper_figures import DRAWN
-    from harness.report.paper_points import NUMBERS, read
+    from harness.report.paper_numbers import read_numbers
 
     def figures() -> Iterator[str]:
-        yield from (source for source in read(NUMBERS).source.unique() if source.startswith("fig"))
+        yield from (source for source in read_numbers().source.unique() if source.startswith("fig"))
 
     assert set(figures()) == set(DRAWN) == set(ALL)

@@ -18,9 +18,9 @@ from harness.errors import UserError
 from harness.help import CONF
 from harness.jobs.report import report
 from harness.records import ArmRecord
+from harness.report.paper_numbers import read_numbers
 from harness.report.paper_tables import markdown, paper_cells, shown, write_paper_tables
 from harness.report.paper_tables_cells import Cell
-from harness.report.paper_tables_sources import read_numbers
 from harness.report.paper_tables_spec import TABLES
 from harness.report.tables import DASH
 from harness.store import RunFolder
@@ -424,5 +424,5 @@ def test_a_run_and_a_table_of_the_paper_are_not_both_reported(tmp_path: Path) ->
 
 def test_numbers_that_are_gone_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"numbers\.csv is not there"):
-        read_numbers(tmp_path / "numbers.csv")
+        read_numbers(tmp_path)
     assert isinstance(read_numbers(), pd.DataFrame)

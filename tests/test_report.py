@@ -144,7 +144,7 @@ def test_markdown_has_the_numbers_in_the_right_cells() -> None:
 
 def test_below_the_table_stands_what_was_run() -> None:
     text = tables.markdown([tables.build(RUN, samples(), SETTINGS)], "quickstart")
-    for fact in (RUN.run_id, "toy-model", "`0123456789ab` (dirty)", "2 cores", "seed 7", "temperature 0.0"):
+    for fact in (RUN.run_id, "toy-model", "commit 0123456789ab (dirty)", "2 cores", "seed 7", "temperature 0.0"):
         assert fact in text
     for fact in (
         "gamma 4",

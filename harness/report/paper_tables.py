@@ -12,8 +12,9 @@ from harness.errors import UserError, unknown
 from harness.report.formats import PACKAGES, html_prose, latex_table
 from harness.report.page import bullets, page
 from harness.report.page import table as html_part
+from harness.report.paper_numbers import read_numbers
 from harness.report.paper_tables_cells import Cell, cells
-from harness.report.paper_tables_sources import Source, read_failures, read_numbers, read_sources
+from harness.report.paper_tables_sources import Source, read_failures, read_sources
 from harness.report.paper_tables_spec import TABLES, PaperTable
 from harness.report.predicted import REMARK, with_error
 from harness.report.tables import DASH, markdown_table
@@ -49,8 +50,8 @@ def paper_cells(results_dir: str | Path, names: object = ALL) -> dict[str, list[
         UserError: no such table, or a run that cannot be read.
     """
     root, tables, numbers = Path(results_dir), chosen(names), read_numbers()
-    sources = read_sources(root, tables)
-    return {table.name: cells(table, sources[table.name], numbers, read_failures(root, table)) for table in tables}
+    sources, failures = read_sources(root, tables), read_failures(root, tables)
+    return {table.name: cells(table, sources[table.name], numbers, failures[table.name]) for table in tables}
 
 
 def write_paper_tables(results_dir: str | Path, names: object = ALL, one_page: bool = False) -> list[Path]:

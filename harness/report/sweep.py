@@ -8,6 +8,7 @@ import pandas as pd
 
 from harness import sweeps
 from harness.compare import BASELINE
+from harness.environment import commit_text
 from harness.errors import UserError, unknown
 from harness.metrics import DIFFERENCE
 from harness.report.exports import sweep_exports
@@ -195,11 +196,12 @@ def facts(cells: Sequence[Cell], left_out: int) -> list[str]:
     """What was swept, on what, how to read the table, and what is missing in it; one a line."""
     swept = ", ".join(f"`{key}`" for key in cells[0].values) or "nothing: there is one cell"
     unfinished = sum(bool(cell.report.note) for cell in cells)
-    first = cells[0].report
+    runs = [cell.report.run for cell in cells]
+    env = runs[0].env
     found = [
         f"{len(cells)} cells; swept: {swept}.",
-        f"model {first.run.model}; machine: {first.run.env.get('cpu', DASH)}, {first.run.env.get('device', DASH)}; "
-        f"commits {', '.join(sorted({(cell.report.run.git_commit or DASH)[:12] for cell in cells}))}.",
+        f"model {runs[0].model}; machine: {env.get('cpu', DASH)}, {env.get('device', DASH)}; "
+        f"commits {', '.join(sorted({commit_text(run.git_commit, run.git_dirty) for run in runs}))}.",
         *dict.fromkeys(remark for cell in cells for remark in cell.report.remarks),
         "Each speedup is over the baseline of the same cell, unless it says unpaired. Brackets: 95 % bootstrap over "
         "prompts. Quality on a 0-100 scale, its difference from the baseline paired. A lossy arm's speed is worth what "

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
+from harness.environment import commit_text
 from harness.fidelity import FIDELITY_METRICS
 from harness.metrics import DIFFERENCE, RATIOS, rows
 from harness.pairing import merged, remarks
@@ -344,7 +345,6 @@ def notes(reports: Sequence[RunReport]) -> list[str]:
 def identity(report: RunReport) -> list[str]:
     """Which run it was, on what: one fact a line."""
     run, env = report.run, report.run.env
-    commit = DASH if run.git_commit is None else f"`{run.git_commit[:12]}`" + (" (dirty)" if run.git_dirty else "")
     settings = {
         "seed": run.seed,
         "temperature": run.temperature,
@@ -364,7 +364,7 @@ def identity(report: RunReport) -> list[str]:
         f"run `{run.run_id}` ({run.status}), {run.created}" + (f", cell `{run.cell}`" if run.cell else ""),
         f"model {run.model}; " + ", ".join(f"{key} {value}" for key, value in settings.items()),
         f"slim verifier: layers {env.get('slim_mask', DASH)}, cache mode {env.get('slim_cache', DASH)}",
-        f"commit {commit}; {versions or DASH}",
+        f"commit {commit_text(run.git_commit, run.git_dirty)}; {versions or DASH}",
         f"machine: {machine or DASH}; load average at start {env.get('load_average', DASH)}",
     ]
     if "readings" in env:
