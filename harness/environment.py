@@ -67,15 +67,6 @@ def git_state(root: Path = CHECKOUT) -> tuple[str | None, bool | None]:
     return commit, None if status is None else bool(status)
 
 
-def commit_text(commit: str | None, dirty: bool | None) -> str:
-    """A commit as tables name it; ``none`` outside a checkout.
-
-    >>> commit_text("0123456789abcdef", True)
-    '0123456789ab (dirty)'
-    """
-    return "none" if commit is None else commit[:12] + (" (dirty)" if dirty else "")
-
-
 def _cpu_model() -> str:
     """Marketing name of the CPU; ``platform.processor()`` is empty or an architecture on most Linux systems."""
     info = Path("/proc/cpuinfo")

@@ -28,11 +28,10 @@ from harness.compare import (
     ratio_of_sums,
     total_seconds,
 )
-from harness.environment import commit_text
 from harness.metrics import cells_of, complete_prompts
 from harness.pairing import baseline_of
 from harness.quality import Estimate, difference, quality
-from harness.records import RunRecord, SampleRecord
+from harness.records import RunRecord, SampleRecord, commit_text
 from harness.report.swept import flat, identity, is_copy, swept_keys
 from harness.scoring import METRICS
 

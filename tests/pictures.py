@@ -16,7 +16,7 @@ from matplotlib.transforms import Affine2D
 from harness.compare import BASELINE
 from harness.records import ArmRecord, BlockTrace, RunRecord, SampleRecord
 from harness.report.figures import PAGE_WIDTH
-from harness.report.tables import RunReport, build
+from harness.report.lines import RunReport, build
 from tests.rows import CHEAP, MIXED, REJECTED, plain, run_record, sample
 
 THREE_TIERS = (MIXED, REJECTED, CHEAP, plain(7))

@@ -9,7 +9,7 @@ from harness import compare
 from harness.compare import BASELINE
 from harness.jobs.report import write_reports
 from harness.report.choice import figures_of
-from harness.report.tables import RunReport
+from harness.report.lines import RunReport
 from tests.pictures import made_run
 
 SPLIT = (0.25, 0.5, 1.0)

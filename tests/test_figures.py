@@ -13,9 +13,9 @@ from harness.report.choice import figures_of
 from harness.report.drafters import drafters_figure
 from harness.report.explorer import explore, explored_figure, from_reports
 from harness.report.figures import CROWD, Point, front, speed_quality_figure
+from harness.report.lines import RunReport
 from harness.report.load import load_if_any
 from harness.report.sweep_figure import Cell, sweep_figure
-from harness.report.tables import RunReport
 from tests.pictures import faults, made_run
 from tests.test_paper_figures import ALL
 

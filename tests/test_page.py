@@ -8,8 +8,8 @@ import pytest
 from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.jobs.report import write_reports
-from harness.report import tables
 from harness.report.exports import chosen_formats
+from harness.report.lines import build
 from tests.pictures import made_run
 from tests.test_report import RUN, SETTINGS, differing, samples
 
@@ -17,7 +17,7 @@ from tests.test_report import RUN, SETTINGS, differing, samples
 def written(folder: Path, *formats: str) -> list[Path]:
     made, judged = differing(faults=1)
     settings = SETTINGS | {"note": "A note, <b>not bold</b>.", "not_run": {"bild": "greedy alone"}}
-    built = tables.build(RUN, made, settings, divergences=judged)
+    built = build(RUN, made, settings, divergences=judged)
     return write_reports([built], folder / "tables", folder / "figures", "mine", formats)
 
 
@@ -31,7 +31,7 @@ def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_figure_of_the_run(tmp_path: Path) -> None:
-    built = tables.build(RUN, samples(), SETTINGS)
+    built = build(RUN, samples(), SETTINGS)
     paths = write_reports([built], tmp_path / "t", tmp_path / "f", "mine", ["html"], further=True)
     drawn = [path for path in paths if path.suffix == ".png"]
     assert len(drawn) == paths[-1].read_text().count("data:image/svg+xml;base64,") == 3

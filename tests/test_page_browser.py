@@ -14,7 +14,7 @@ import pytest
 
 from harness.compare import BASELINE
 from harness.jobs.report import write_reports
-from harness.report import tables
+from harness.report.lines import DASH, build
 from harness.report.sweep import write_sweep
 from tests.pictures import made_run
 from tests.test_page import written
@@ -63,12 +63,12 @@ def test_a_table_sorts_by_number_on_a_click_and_back_on_the_next(tmp_path: Path)
     page = written(tmp_path, "html")[-1]
     name = "speedup, decode"
     before = column(opened(page), name)
-    numbers = [float(cell.split()[0]) for cell in before if cell != tables.DASH]
-    assert numbers != sorted(numbers) and before.count(tables.DASH) == 1
+    numbers = [float(cell.split()[0]) for cell in before if cell != DASH]
+    assert numbers != sorted(numbers) and before.count(DASH) == 1
     for times, want in ((1, sorted(numbers)), (2, sorted(numbers, reverse=True))):
         dom = opened(page, clicked(name, times))
         cells = column(dom, name)
-        assert [float(cell.split()[0]) for cell in cells[:-1]] == want and cells[-1] == tables.DASH, "a dash stays last"
+        assert [float(cell.split()[0]) for cell in cells[:-1]] == want and cells[-1] == DASH, "a dash stays last"
         assert dom.count('aria-sort="') == 1
 
 
@@ -76,7 +76,7 @@ def test_a_table_sorts_by_number_on_a_click_and_back_on_the_next(tmp_path: Path)
 def test_numbers_are_no_words_and_words_no_numbers(tmp_path: Path) -> None:
     seconds = {"autoregressive": 8.0, "speculative": 1.0, "via_sd": 0.5}
     made = [replace(one, decode_s=seconds[one.arm] * (1 if one.task == "qa" else 4)) for one in samples()]
-    page = write_reports([tables.build(RUN, made)], tmp_path / "t", tmp_path / "f", "mine", ["html"])[-1]
+    page = write_reports([build(RUN, made)], tmp_path / "t", tmp_path / "f", "mine", ["html"])[-1]
     assert column(opened(page, clicked("speedup, decode", 1)), "speedup, decode")[-1].startswith("16.00")
     assert column(opened(page, clicked("arm", 1)), "arm") == sorted(arm.arm for arm in RUN.arms for _ in range(2))
     scores = [float(cell.split()[1]) for cell in column(opened(page, clicked("quality", 1)), "quality")]

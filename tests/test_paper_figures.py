@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 
 from harness import compare
 from harness.report.choice import figures_of
+from harness.report.lines import RunReport
 from harness.report.paper_figures import paper_figure, twin_figures
 from harness.report.paper_points import MARKS
-from harness.report.tables import RunReport
 from tests.pictures import made_run
 
 GAMMAS = {f"gamma_{gamma}": 1 + gamma / 10 for gamma in (1, 12, 5)}

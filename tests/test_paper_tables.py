@@ -18,11 +18,11 @@ from harness.errors import UserError
 from harness.help import CONF
 from harness.jobs.report import report
 from harness.records import ArmRecord
+from harness.report.lines import DASH
 from harness.report.paper_numbers import read_numbers
 from harness.report.paper_tables import markdown, paper_cells, shown, write_paper_tables
 from harness.report.paper_tables_cells import Cell
 from harness.report.paper_tables_spec import TABLES
-from harness.report.tables import DASH
 from harness.store import RunFolder
 from tests.rows import run_record, sample
 from tests.runs import refused

@@ -16,6 +16,7 @@ from harness.compare import BASELINE
 from harness.jobs.report import report_files
 from harness.metrics import rows
 from harness.records import ArmRecord, BlockTrace, RunRecord, SampleRecord
+from harness.report.lines import build
 from harness.report.load import load
 from harness.report.predicted import (
     CEILING,
@@ -31,7 +32,7 @@ from harness.report.predicted import (
     unpredicted,
 )
 from harness.report.predicted_figure import predicted_figure
-from harness.report.tables import build, console
+from harness.report.tables import console
 from harness.traces import DRAFT, FULL, SLIM, Layout, forwards
 from tests.rows import A, E, R, plain, run_record, sample
 

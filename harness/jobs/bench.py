@@ -41,8 +41,8 @@ from harness.records import (
     RunRecord,
     SampleRecord,
 )
+from harness.report.lines import build
 from harness.report.load import load
-from harness.report.tables import build
 from harness.rescore import fidelity_records
 from harness.resume import by_key, finished_or_begun, gone_on_with, key_of
 from harness.sampling import Sampling

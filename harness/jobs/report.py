@@ -10,11 +10,12 @@ from harness.errors import UserError
 from harness.report import choice
 from harness.report.exports import chosen_formats, write_exports
 from harness.report.figures import save
+from harness.report.lines import RunReport
 from harness.report.load import load, load_if_any
 from harness.report.paper_tables import write_paper_tables
 from harness.report.stale import remove_stale
 from harness.report.sweep import cells_of_sweep, write_sweep
-from harness.report.tables import RunReport, console, differences, write_tables
+from harness.report.tables import console, differences, write_tables
 from harness.store import check_writable, find_runs, writing
 
 WIDTH = 120

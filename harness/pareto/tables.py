@@ -15,7 +15,8 @@ from harness.pareto.score import LOSSES, Score, Value
 from harness.pareto.space import Point
 from harness.records import DataSource
 from harness.report.figures import STYLE, save
-from harness.report.tables import DASH, markdown_table
+from harness.report.lines import DASH
+from harness.report.tables import markdown_table
 from harness.store import write_atomic, writing
 
 LOSS_TEXT = {

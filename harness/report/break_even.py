@@ -20,8 +20,9 @@ from matplotlib.lines import Line2D
 from harness.compare import BASELINE, divide
 from harness.cost import Costs, break_even, break_even_at
 from harness.report.figures import LEVEL, PAGE_WIDTH, STYLE, colour
+from harness.report.lines import DASH, Line, RunReport, lines
 from harness.report.paper_points import SETS
-from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
+from harness.report.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)

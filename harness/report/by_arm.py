@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from harness.compare import BASELINE, divide
 from harness.positions import PositionRow
 from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, RATES, STYLE, arm_label, colour, row_height, wrapped
-from harness.report.tables import DASH, Line, RunReport, lines
+from harness.report.lines import DASH, Line, RunReport, lines
 
 ROUTES = {"accept": "#0072B2", "regenerate": "#009E73", "escalate": "#D55E00"}
 TIERS = {"draft": "#0072B2", "slim": "#009E73", "full": "#D55E00", "other": "#999999"}

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from harness.report.by_arm import rates_figure, routes_figure, time_figure
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import speed_quality_figure
+from harness.report.lines import RunReport
 from harness.report.paper_figures import TWINS, paper_figure, twin_figures
 from harness.report.predicted_figure import predicted_figure
-from harness.report.tables import RunReport
 
 TWIN = "as_{}"
 """Of another figure of the paper that a run is a counterpart of too."""

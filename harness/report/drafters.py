@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour, row_height, wrapped
-from harness.report.tables import Line, RunReport, lines
+from harness.report.lines import Line, RunReport, lines
 
 SHOWN = {
     "speedup_decode": "Decode speedup over autoregressive",

@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from harness.compare import BASELINE
 from harness.errors import UserError, unknown
 from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour, wrapped
+from harness.report.lines import RunReport
 from harness.report.swept import swept_values
-from harness.report.tables import RunReport
 
 OVER_TASKS = ("all_tasks", "headline")
 """What begins the names of numbers over several tasks: other numbers than those of a task."""

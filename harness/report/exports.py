@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 
 from harness.errors import UserError, unknown
 from harness.report.formats import PACKAGES, latex_table
+from harness.report.lines import RunReport
 from harness.report.page import run_page, sweep_page
-from harness.report.tables import RunReport, identity, notes, sections
+from harness.report.tables import identity, notes, sections
 from harness.store import write_atomic
 
 FORMATS = ("html", "latex")

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from harness.records import MetricRow
-from harness.report.tables import Line, RunReport, lines
+from harness.report.lines import Line, RunReport, lines
 from harness.scoring import METRICS
 from harness.store import write_atomic
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from harness.report.figures import STYLE as FIGURE_STYLE
 from harness.report.formats import html_prose, html_table
-from harness.report.tables import DASH, DEFINED, RunReport, definition, faults_of, identity, notes, sections
+from harness.report.lines import DASH, RunReport
+from harness.report.tables import DEFINED, definition, faults_of, identity, notes, sections
 
 STYLE = """
 body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em; color: #222; background: #fff; }

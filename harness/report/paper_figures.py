@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 from harness.compare import BASELINE, divide
 from harness.metrics import DIFFERENCE
 from harness.report.figures import RATES
+from harness.report.lines import Line, RunReport, lines
 from harness.report.paper_panels import Mark, Pane, Points, Series, by_task, mark, panels
 from harness.report.paper_points import pair_of, paper_points
-from harness.report.tables import Line, RunReport, lines
 
 SOURCES = {"dimr": "DIMR's mask", "even": "evenly spaced", "random": "random"}
 READINGS = ("strictness", "literal")

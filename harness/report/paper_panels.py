@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 
 from harness.records import MetricRow
 from harness.report.figures import LEVEL, MARKERS, METRIC_LABELS, PAGE_WIDTH, STYLE, colour
+from harness.report.lines import Line, RunReport, lines
 from harness.report.paper_points import paper_look
-from harness.report.tables import Line, RunReport, lines
 
 WIDTHS = {1: 4.2, 2: 5.8}
 """Inches by columns of panels; with more a page's width."""

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import UserError
+from harness.report.lines import RunReport
 from harness.report.paper_numbers import PAPER, read_numbers
-from harness.report.tables import RunReport
 
 SETS = {
     "webq": "web_questions",

@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness.errors import UserError, unknown
 from harness.report.formats import PACKAGES, html_prose, latex_table
+from harness.report.lines import DASH
 from harness.report.page import bullets, page
 from harness.report.page import table as html_part
 from harness.report.paper_numbers import read_numbers
@@ -17,7 +18,7 @@ from harness.report.paper_tables_cells import Cell, cells
 from harness.report.paper_tables_sources import Source, read_failures, read_sources
 from harness.report.paper_tables_spec import TABLES, PaperTable
 from harness.report.predicted import REMARK, with_error
-from harness.report.tables import DASH, markdown_table
+from harness.report.tables import markdown_table
 from harness.store import check_writable, write_atomic, writing
 
 ALL = "all"

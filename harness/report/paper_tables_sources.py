@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import sweeps
-from harness.environment import commit_text
 from harness.errors import UserError
+from harness.records import commit_text
+from harness.report.lines import DASH, RunReport
 from harness.report.load import load_if_any
 from harness.report.paper_tables_spec import PaperTable
 from harness.report.predicted import predicted_rows, unpredicted
-from harness.report.tables import DASH, RunReport
 from harness.store import RUN, is_finished, read_config
 
 SEARCHED = 0.45

@@ -24,7 +24,7 @@ from harness.cost import (
     weight_share,
 )
 from harness.errors import UserError
-from harness.report.tables import DASH
+from harness.report.lines import DASH
 
 PAIRS = {
     "gemma2_2b_9b": ("gemma2_2b", "gemma2_9b"),

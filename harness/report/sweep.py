@@ -8,16 +8,17 @@ import pandas as pd
 
 from harness import sweeps
 from harness.compare import BASELINE
-from harness.environment import commit_text
 from harness.errors import UserError, unknown
 from harness.metrics import DIFFERENCE
+from harness.records import commit_text
 from harness.report.exports import sweep_exports
 from harness.report.figures import save
+from harness.report.lines import DASH, Line, RunReport, lines
 from harness.report.predicted import CEILING, PREDICTED, REMARK, unpredicted
 from harness.report.stale import remove_stale
 from harness.report.sweep_figure import Cell, order, sweep_figure
 from harness.report.swept import identity, swept_values
-from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
+from harness.report.tables import markdown_table
 from harness.store import RUN, is_finished, read_config, read_run, write_atomic, writing
 
 RATES = ("mean_accept_length", "reject_rate", "full_rate", "block_full_rate")

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 
 from harness.compare import BASELINE
 from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour
+from harness.report.lines import Line, RunReport, lines
 from harness.report.swept import unswept_arms
-from harness.report.tables import Line, RunReport, lines
 
 
 @dataclass(frozen=True)
