@@ -7,7 +7,7 @@ import pytest
 
 from harness import compare
 from harness.compare import BASELINE
-from harness.jobs.report import write_reports
+from harness.jobs.report import Target, write_reports
 from harness.report.choice import figures_of
 from harness.report.lines import RunReport
 from tests.pictures import made_run
@@ -44,7 +44,7 @@ def test_the_bench_writes_the_main_figure_and_the_report_all(
     report = made_run("fig9", {"gamma_3": 1.2}, ["gsm8k"])
     for further, endings in ((False, [""]), (True, ["", "_quality", "_rates", "_routes"])):
         folder = tmp_path / str(further)
-        paths = write_reports([report], folder / "tables", folder / "figures", "mine", further=further)
+        paths = write_reports([report], Target.below(folder, "mine", further=further))
         wanted = [f"mine{ending}.{kind}" for ending in endings for kind in ("png", "pdf")]
         assert [path.name for path in paths if path.parent.name == "figures"] == wanted
         said = capsys.readouterr().out

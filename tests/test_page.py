@@ -7,7 +7,7 @@ import pytest
 
 from harness.compare import BASELINE
 from harness.errors import UserError
-from harness.jobs.report import write_reports
+from harness.jobs.report import Target, write_reports
 from harness.report.exports import chosen_formats
 from harness.report.lines import build
 from tests.pictures import made_run
@@ -18,7 +18,7 @@ def written(folder: Path, *formats: str) -> list[Path]:
     made, judged = differing(faults=1)
     settings = SETTINGS | {"note": "A note, <b>not bold</b>.", "not_run": {"bild": "greedy alone"}}
     built = build(RUN, made, settings, divergences=judged)
-    return write_reports([built], folder / "tables", folder / "figures", "mine", formats)
+    return write_reports([built], Target.below(folder, "mine", formats))
 
 
 def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
 
 def test_the_page_has_every_figure_of_the_run(tmp_path: Path) -> None:
     built = build(RUN, samples(), SETTINGS)
-    paths = write_reports([built], tmp_path / "t", tmp_path / "f", "mine", ["html"], further=True)
+    paths = write_reports([built], Target(tmp_path / "t", tmp_path / "f", "mine", ["html"], further=True))
     drawn = [path for path in paths if path.suffix == ".png"]
     assert len(drawn) == paths[-1].read_text().count("data:image/svg+xml;base64,") == 3
 
@@ -48,7 +48,7 @@ def test_the_page_says_what_the_markdown_says(tmp_path: Path) -> None:
 def test_the_page_has_the_figure_of_predictions(tmp_path: Path) -> None:
     plain = {"_target_": "harness.decode.autoregressive.Autoregressive"}
     built = made_run("run", {"speculative": 2.0}, ["gsm8k"], methods={BASELINE: plain, "speculative": plain})
-    page = write_reports([built], tmp_path / "t", tmp_path / "f", "mine", ["html"])[-1].read_text()
+    page = write_reports([built], Target(tmp_path / "t", tmp_path / "f", "mine", ["html"]))[-1].read_text()
     assert page.count("data:image/svg+xml;base64,") == page.count("<figure>") == 2
     assert "mine: predicted figure" in page and "2.00 (+0 %)" in page
 

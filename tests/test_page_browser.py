@@ -13,7 +13,7 @@ import matplotlib.image
 import pytest
 
 from harness.compare import BASELINE
-from harness.jobs.report import write_reports
+from harness.jobs.report import Target, write_reports
 from harness.report.lines import DASH, build
 from harness.report.sweep import write_sweep
 from tests.pictures import made_run
@@ -76,7 +76,7 @@ def test_a_table_sorts_by_number_on_a_click_and_back_on_the_next(tmp_path: Path)
 def test_numbers_are_no_words_and_words_no_numbers(tmp_path: Path) -> None:
     seconds = {"autoregressive": 8.0, "speculative": 1.0, "via_sd": 0.5}
     made = [replace(one, decode_s=seconds[one.arm] * (1 if one.task == "qa" else 4)) for one in samples()]
-    page = write_reports([build(RUN, made)], tmp_path / "t", tmp_path / "f", "mine", ["html"])[-1]
+    page = write_reports([build(RUN, made)], Target(tmp_path / "t", tmp_path / "f", "mine", ["html"]))[-1]
     assert column(opened(page, clicked("speedup, decode", 1)), "speedup, decode")[-1].startswith("16.00")
     assert column(opened(page, clicked("arm", 1)), "arm") == sorted(arm.arm for arm in RUN.arms for _ in range(2))
     scores = [float(cell.split()[1]) for cell in column(opened(page, clicked("quality", 1)), "quality")]
@@ -117,7 +117,7 @@ def a_run(folder: Path) -> Path:
     speeds = {"speculative": 1.2, "via_sd": 1.5}
     methods = {BASELINE: PLAIN, "speculative": PLAIN}
     run = made_run("run", speeds, ["gsm8k", "xsum"], methods=methods, tier_s=(0.25, 0.5, 1.0))
-    return write_reports([run], folder / "tables", folder / "figures", "run", ["html"], further=True)[-1]
+    return write_reports([run], Target.below(folder, "run", ["html"], further=True))[-1]
 
 
 def a_sweep(folder: Path) -> Path:

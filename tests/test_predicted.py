@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness import compare
 from harness.compare import BASELINE
-from harness.jobs.report import report_files
+from harness.jobs.report import Target, report_files
 from harness.metrics import rows
 from harness.records import ArmRecord, BlockTrace, RunRecord, SampleRecord
 from harness.report.lines import build
@@ -219,7 +219,7 @@ def test_stored_reference_runs_are_predicted_within_a_tenth(name: str) -> None:
 def test_report_writes_table_and_figure_of_predictions(tmp_path: Path) -> None:
     (folder,) = (REFERENCE / "quickstart" / "runs").iterdir()
     loaded = load(folder)
-    paths = report_files([loaded], tmp_path / "tables", tmp_path / "figures", "mine")
+    paths = report_files([loaded], Target.below(tmp_path, "mine"))
     named = {path.name for path in paths}
     assert {"mine_predicted.csv", "mine_predicted.png", "mine_predicted.pdf"} <= named
     assert len(pd.read_csv(tmp_path / "tables" / "mine_predicted.csv")) == len(loaded.predicted) == 8
@@ -261,7 +261,7 @@ def test_a_mistake_in_predicting_costs_no_measured_number(monkeypatch: pytest.Mo
     loaded = build(run, samples, SETTINGS)
     assert [(one.predicted, one.ceiling) for one in loaded.predicted] == [(None, None)] * 2
     assert all(one.measured is not None for one in loaded.predicted)
-    paths = report_files([loaded], tmp_path / "tables", tmp_path / "figures", "mine")
+    paths = report_files([loaded], Target.below(tmp_path, "mine"))
     text = paths[0].read_text()
     said = "Not predicted: via_sd, speculative: predicting failed (ZeroDivisionError: float division by zero)"
     assert said in text and "speedup, decode" in text

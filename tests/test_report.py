@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs.report import report, write_reports
+from harness.jobs.report import Target, report, write_reports
 from harness.records import (
     SCHEMA,
     ArmRecord,
@@ -199,10 +199,10 @@ def test_the_last_line_says_how_many_outputs_differ_from_greedy(
         f"{1 + faults} of 8 outputs of lossless arms differ from greedy: 1 near-ties, {faults} faults, "
         f"largest gap 0.25 logits; see runs/{RUN.run_id}/divergences.jsonl"
     )
-    write_reports([found], tmp_path / "t", tmp_path / "f", "run")
+    write_reports([found], Target(tmp_path / "t", tmp_path / "f", "run"))
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == line.plain and said.err == ""
-    write_reports([build(RUN, samples())], tmp_path / "t", tmp_path / "f", "run")
+    write_reports([build(RUN, samples())], Target(tmp_path / "t", tmp_path / "f", "run"))
     assert "differ from greedy" not in capsys.readouterr().out
 
 
@@ -315,7 +315,7 @@ def test_report_rebuilds_everything_from_the_run_folder(
     assert "gamma 4" in paths[0].read_text() and "run.png" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.tmp"))
     # The bench writes the same pages from memory.
-    again = write_reports([build(run, samples(run, prompts), SETTINGS)], tmp_path / "t", tmp_path / "f", "run")
+    again = write_reports([build(run, samples(run, prompts), SETTINGS)], Target(tmp_path / "t", tmp_path / "f", "run"))
     assert again[0].read_text() == paths[0].read_text() and again[1].read_text() == paths[1].read_text()
 
 
@@ -335,7 +335,7 @@ def test_a_run_that_did_not_finish_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "a/b", ".."])
 def test_names_are_plain(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="plain file name"):
-        write_reports([build(RUN, samples())], tmp_path / "t", tmp_path / "f", name)
+        write_reports([build(RUN, samples())], Target(tmp_path / "t", tmp_path / "f", name))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -369,7 +369,7 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
         marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
         assert len(marks) == 6 and {round(float(np.asarray(line.get_ydata())[0])) for line in marks} == {0, 1, 2}
         assert values is None or {round(float(np.asarray(line.get_xdata())[0]), 6) for line in marks} == values
-    paths = write_reports([report_of_run], tmp_path / "t", tmp_path / "f", "run")
+    paths = write_reports([report_of_run], Target(tmp_path / "t", tmp_path / "f", "run"))
     assert [path.name for path in paths[-2:]] == ["run.png", "run.pdf"]
 
 
@@ -379,12 +379,12 @@ def test_no_figure_is_drawn_of_more_runs_than_can_be_told_apart(
     monkeypatch.setattr(choice, "MOST_RUNS", 2)
     reports = [build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "abc")]
     tables_dir, figures_dir = tmp_path / "t", tmp_path / "f"
-    assert [path.name for path in write_reports(reports[:2], tables_dir, figures_dir, "run")][3:] == [
+    assert [path.name for path in write_reports(reports[:2], Target(tables_dir, figures_dir, "run"))][3:] == [
         "run.png",
         "run.pdf",
     ]
     assert "no figure" not in capsys.readouterr().out
-    paths = write_reports(reports, tables_dir, figures_dir, "run")
+    paths = write_reports(reports, Target(tables_dir, figures_dir, "run"))
     assert [path.name for path in paths] == ["run.md", "run.csv", "run_positions.csv"]
     assert list(figures_dir.iterdir()) == [], "none of before stands beside other tables"
     assert "no figure of 3 runs: 2 can be told apart" in capsys.readouterr().out
@@ -396,7 +396,7 @@ def test_a_missing_main_figure_is_said_also_where_another_is_drawn(
     monkeypatch.setattr(choice, "MOST_RUNS", 1)
     monkeypatch.setattr(choice, "predicted_figure", lambda found: figures.Figure((1, 1)))
     reports = [build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "ab")]
-    paths = write_reports(reports, tmp_path / "t", tmp_path / "f", "run")
+    paths = write_reports(reports, Target(tmp_path / "t", tmp_path / "f", "run"))
     assert [path.name for path in paths[-2:]] == ["run_predicted.png", "run_predicted.pdf"]
     assert "no figure of 2 runs: 1 can be told apart" in capsys.readouterr().out
 
@@ -408,8 +408,8 @@ def test_what_an_earlier_report_wrote_besides_does_not_stay(tmp_path: Path) -> N
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("of another name")
     both = build(RUN, samples(), SETTINGS)
-    earlier = write_reports([both], tmp_path / "tables", tmp_path / "figures", "run", ["html", "latex"], further=True)
+    earlier = write_reports([both], Target.below(tmp_path, "run", ["html", "latex"], further=True))
     assert {"run.html", "run.tex", "run_routes.png", "run_routes.pdf"} <= {path.name for path in earlier}
     alone = build(replace(RUN, arms=RUN.arms[:1]), [one for one in samples() if one.arm == "autoregressive"])
-    later = write_reports([alone], tmp_path / "tables", tmp_path / "figures", "run", further=True)
+    later = write_reports([alone], Target.below(tmp_path, "run", further=True))
     assert files(tmp_path) == sorted([*others, *(path.relative_to(tmp_path).as_posix() for path in later)])
