@@ -23,7 +23,8 @@ from harness.model.transformer import Transformer
 from harness.pairing import visits_a_prompt
 from harness.preflight import Config, missing_of, nodes, target
 from harness.rehearsal import bare_model, rehearsed
-from harness.report.tables import DASH, console_table
+from harness.report.lines import DASH
+from harness.report.tables import console_table
 from harness.sampling import Sampling
 
 PROMPT_NOTE = "positions: max_input_tokens, output and one block; the template's own tokens come on top"

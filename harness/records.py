@@ -308,3 +308,12 @@ class MetricRow:
     source: str
     stderr: float | None = None
     cell: str | None = None
+
+
+def commit_text(commit: str | None, dirty: bool | None) -> str:
+    """A commit as tables name it; ``none`` outside a checkout.
+
+    >>> commit_text("0123456789abcdef", True)
+    '0123456789ab (dirty)'
+    """
+    return "none" if commit is None else commit[:12] + (" (dirty)" if dirty else "")

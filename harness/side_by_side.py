@@ -31,7 +31,7 @@ from harness.compare import (
 from harness.metrics import cells_of, complete_prompts
 from harness.pairing import baseline_of
 from harness.quality import Estimate, difference, quality
-from harness.records import RunRecord, SampleRecord
+from harness.records import RunRecord, SampleRecord, commit_text
 from harness.report.swept import flat, identity, is_copy, swept_keys
 from harness.scoring import METRICS
 
@@ -132,8 +132,7 @@ def copied_by(key: str, found: Mapping[str, tuple[str, str]]) -> list[tuple[str,
 
 def facts(run: RunRecord) -> dict[str, str]:
     """What a run was made with, its config aside: commit, day, machine, versions, and its prompts."""
-    commit = "none" if run.git_commit is None else run.git_commit[:12] + (" (dirty)" if run.git_dirty else "")
-    found = {"commit": commit, "day": day(run), "status": run.status}
+    found = {"commit": commit_text(run.git_commit, run.git_dirty), "day": day(run), "status": run.status}
     found |= {f"machine: {key}": value for key, value in run.env.items() if key != "load_average"}
     found |= {f"prompts of {task}": sha[:12] for task, sha in run.prompts_sha.items()}
     return found | {f"data of {task}": source.kind for task, source in run.data.items()}

@@ -15,7 +15,8 @@ from matplotlib.transforms import Affine2D
 
 from harness.compare import BASELINE
 from harness.records import ArmRecord, BlockTrace, RunRecord, SampleRecord
-from harness.report.tables import RunReport, build
+from harness.report.figures import PAGE_WIDTH
+from harness.report.lines import RunReport, build
 from tests.rows import CHEAP, MIXED, REJECTED, plain, run_record, sample
 
 THREE_TIERS = (MIXED, REJECTED, CHEAP, plain(7))
@@ -54,7 +55,7 @@ def outline(text: Text) -> Path:
 
 
 def faults(figure: Figure) -> list[str]:
-    """Pairs of labels that cover each other, and labels beyond the figure's edge; in words."""
+    """Pairs of labels that cover each other, labels beyond the figure's edge, and a figure too wide; in words."""
     assert isinstance(figure.canvas, FigureCanvasAgg)
     boxes = [(text.get_text(), outline(text)) for text in drawn_texts(figure)]
     assert boxes
@@ -68,7 +69,7 @@ def faults(figure: Figure) -> list[str]:
         (left, bottom), (right, top) = box.get_extents().get_points()
         if left < -2 or bottom < -2 or right > width + 2 or top > height + 2:
             found.append(f"{words!r} beyond the edge")
-    return found
+    return found + (["wider than a page"] if figure.get_figwidth() > PAGE_WIDTH else [])
 
 
 def made_run(

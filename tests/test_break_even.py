@@ -18,9 +18,10 @@ from harness.report.break_even import (
     pairs_figure,
     table,
 )
+from harness.report.lines import RunReport
 from harness.report.load import load
-from harness.report.plausibility import Assumptions, plausibility, read_numbers, read_shapes
-from harness.report.tables import RunReport
+from harness.report.paper_numbers import read_numbers, read_shapes
+from harness.report.plausibility import Assumptions, plausibility
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "results" / "paper"

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 
 from harness import compare
 from harness.report.by_arm import FILLED, RATES, ROUTES, TIERS, rates_figure, routes_figure, split, time_figure
-from harness.report.tables import DASH, lines
+from harness.report.lines import DASH, lines
 from tests.pictures import made_run
 
 SPLIT = (0.25, 0.5, 1.0)

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from harness import compare
-from harness.jobs.report import write_reports
-from harness.report.choice import figures_of, main_figure
-from harness.report.tables import RunReport
+from harness.compare import BASELINE
+from harness.jobs.report import Target, write_reports
+from harness.report.choice import figures_of
+from harness.report.lines import RunReport
 from tests.pictures import made_run
 
 SPLIT = (0.25, 0.5, 1.0)
+PLAIN = {arm: {"_target_": "harness.decode.autoregressive.Autoregressive"} for arm in (BASELINE, "speculative")}
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
         ([made_run("table8", {"via_sd": 1.2}, ["gsm8k"])], {"", "rates", "routes"}),
         ([made_run("fig9", {"gamma_3": 1.2}, ["gsm8k"])], {"", "quality", "rates", "routes"}),
         ([made_run("fig9", {"gamma_3": 1.2}, ["gsm8k"], run_id=one) for one in "ab"], {"", "rates", "routes"}),
+        ([made_run("run", {"speculative": 1.2}, ["gsm8k"], methods=PLAIN)], {"", "rates", "predicted"}),
         ([made_run("run", {}, ["gsm8k"])], {""}),
     ],
 )
@@ -41,7 +44,7 @@ def test_the_bench_writes_the_main_figure_and_the_report_all(
     report = made_run("fig9", {"gamma_3": 1.2}, ["gsm8k"])
     for further, endings in ((False, [""]), (True, ["", "_quality", "_rates", "_routes"])):
         folder = tmp_path / str(further)
-        paths = write_reports([report], folder / "tables", folder / "figures", "mine", further=further)
+        paths = write_reports([report], Target.below(folder, "mine", further=further))
         wanted = [f"mine{ending}.{kind}" for ending in endings for kind in ("png", "pdf")]
         assert [path.name for path in paths if path.parent.name == "figures"] == wanted
         said = capsys.readouterr().out
@@ -50,5 +53,5 @@ def test_the_bench_writes_the_main_figure_and_the_report_all(
 
 def test_the_main_figure_of_an_experiment_of_the_paper_is_its_own() -> None:
     report = made_run("fig9", {"gamma_3": 1.2}, ["gsm8k"])
-    (axes,) = main_figure([report]).axes
+    (axes,) = figures_of([report], further=False)[""].axes
     assert axes.get_xlabel() == "gamma"

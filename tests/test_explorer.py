@@ -13,7 +13,7 @@ from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.log.content import axes, flat, summary
 from harness.report.explorer import Explored, explore, explored_figure, from_reports, from_wandb, settings_of
-from harness.report.tables import RunReport
+from harness.report.lines import RunReport
 from harness.store import to_json
 from tests.pictures import made_run
 

@@ -9,7 +9,9 @@ import pytest
 from harness.fidelity import FIDELITY_METRICS, LENIENCES, records_of
 from harness.metrics import rows
 from harness.records import FidelityRecord
-from harness.report.tables import DASH, FIDELITY_COLUMNS, build, fidelity_frame, markdown
+from harness.report.frames import FIDELITY_COLUMNS, fidelity_frame
+from harness.report.lines import DASH, build
+from harness.report.tables import markdown
 from harness.store import RunFolder, read
 from tests.rows import run_record, sample, two_arms
 

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 
 from harness import compare
 from harness.report.by_arm import rates_figure, routes_figure, time_figure
-from harness.report.choice import figures_of, main_figure
+from harness.report.choice import figures_of
 from harness.report.drafters import drafters_figure
 from harness.report.explorer import explore, explored_figure, from_reports
 from harness.report.figures import CROWD, Point, front, speed_quality_figure
+from harness.report.lines import RunReport
 from harness.report.load import load_if_any
-from harness.report.sweep import Cell, sweep_figure
-from harness.report.tables import RunReport
+from harness.report.sweep_figure import Cell, sweep_figure
 from tests.pictures import faults, made_run
 from tests.test_paper_figures import ALL
 
@@ -59,7 +59,7 @@ def test_labels_of_stored_runs_are_readable(stored: dict[str, RunReport]) -> Non
 @pytest.mark.parametrize("tasks", [SETS, SETS[:1]], ids=len)
 @pytest.mark.parametrize("name", list(ALL))
 def test_labels_of_the_papers_figures_are_readable(name: str, tasks: Sequence[str]) -> None:
-    assert faults(main_figure([ALL[name](tasks=tasks)])) == []
+    assert faults(figures_of([ALL[name](tasks=tasks)], further=False)[""]) == []
 
 
 def drawn(figure: Figure | None) -> Figure:

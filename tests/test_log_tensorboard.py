@@ -13,7 +13,7 @@ from harness.log.content import summary
 from harness.log.tensorboard import TensorBoardLogger
 from harness.metrics import rows
 from harness.report.figures import save, speed_quality_figure
-from harness.report.tables import build
+from harness.report.lines import build
 from harness.store import RunFolder
 from tests.rows import run_record, two_arms
 from tests.test_imports import ROOT

@@ -12,7 +12,8 @@ from harness.errors import UserError
 from harness.metrics import complete_prompts, rows
 from harness.pairing import Visit, baseline_of, combined, merged, remarks, visits
 from harness.records import ArmRecord, RunRecord, SampleRecord
-from harness.report.tables import build, results_frame
+from harness.report.frames import results_frame
+from harness.report.lines import build
 from tests.rows import run_record, sample
 
 ARMS = (BASELINE, "speculative", "via_sd")

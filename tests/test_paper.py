@@ -17,7 +17,7 @@ from harness.model.slim import CHECKOUT
 from harness.preflight import missing_of, named_search
 from harness.report.load import load
 from harness.report.paper_figures import paper_figure, reading_at, thresholds
-from harness.report.paper_points import NUMBERS
+from harness.report.paper_numbers import NUMBERS, PAPER
 from tests.runs import files, main
 
 # Experiment -> runs as shipped, and with model=embedded.
@@ -37,7 +37,7 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
 
 
 def test_the_papers_numbers_are_whole() -> None:
-    rows = list(csv.DictReader(NUMBERS.read_text().splitlines()))
+    rows = list(csv.DictReader((PAPER / NUMBERS).read_text().splitlines()))
     assert len(rows) == 1255
     counts = Counter(row["source"] for row in rows)
     want = {"table8": 378, "table9": 252, "table3": 72, "fig7": 120, "fig8": 120, "fig9": 120}

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness import compare
-from harness.report.paper_figures import paper_figure
+from harness.report.choice import figures_of
+from harness.report.lines import RunReport
+from harness.report.paper_figures import paper_figure, twin_figures
 from harness.report.paper_points import MARKS
-from harness.report.tables import RunReport
 from tests.pictures import made_run
 
 GAMMAS = {f"gamma_{gamma}": 1 + gamma / 10 for gamma in (1, 12, 5)}
@@ -146,6 +147,29 @@ def test_figures_4_and_7_stand_at_their_own_values() -> None:
     assert sorted(hollow) == [False, False, True], "0.5 and 0.5 leave nothing to regenerate"
 
 
+@pytest.mark.parametrize(("name", "twin"), [("fig7", "fig8"), ("fig8", "fig7")])
+def test_figures_7_and_8_share_a_run_of_any_other_model(name: str, twin: str) -> None:
+    report = ALL[name]()
+    (found,) = twin_figures(report).items()
+    assert found[0] == twin and f"as_{twin}" in figures_of([report])
+    pairs = {"fig7": "9B", "fig8": "27B"}
+    for figure, pair in ((drawn(report), pairs[name]), (found[1], pairs[twin])):
+        named = [label for label in labels(figure) if label.startswith("paper")]
+        assert named == [f"paper, alpha2 {alpha2}, Gemma2 2B, {pair}, read off" for alpha2 in (0.2, 0.3, 0.4, 0.5)]
+        marked = {str(line.get_label()): line.get_marker() for line in marks(figure.axes[0], papers=True)}
+        assert set(marked) == set(named) and len(set(marked.values())) == 4, "a mark for each alpha2"
+        at_one = sorted(x for x, _ in points(figure.axes[0], papers=True))[:4]
+        assert at_one == pytest.approx([0.27, 0.29, 0.31, 0.33]), "side by side about 0.3"
+    said = found[1].legends[0].get_title().get_text().replace("\n", " ")
+    assert f"Ours are those of the run {name}" in said
+    assert points(found[1].axes[0], papers=False) == points(drawn(report).axes[0], papers=False)
+
+
+def test_runs_of_the_papers_pairs_stand_beside_their_own_figure_alone() -> None:
+    assert twin_figures(ALL["fig7"](full="google/gemma-2-9b")) == {}
+    assert twin_figures(ALL["fig9"]()) == {} and twin_figures(made_run("fig7", {"speculative": 1.2})) == {}
+
+
 def test_other_runs_and_runs_without_their_arms_have_no_such_figure() -> None:
     assert paper_figure(made_run("quickstart", {"speculative": 1.2})) is None
     for name in ALL:
@@ -153,7 +177,7 @@ def test_other_runs_and_runs_without_their_arms_have_no_such_figure() -> None:
 
 
 def test_a_checkout_without_the_papers_numbers_draws_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("harness.report.paper_points.NUMBERS", tmp_path / "none.csv")
+    monkeypatch.setattr("harness.report.paper_points.PAPER", tmp_path)
     for name, make in ALL.items():
         figure = drawn(make())
         assert not [line for axes in figure.axes for line in marks(axes, papers=True)], name
@@ -161,9 +185,9 @@ def test_a_checkout_without_the_papers_numbers_draws_ours(monkeypatch: pytest.Mo
 
 def test_every_figure_of_the_paper_with_numbers_is_drawn() -> None:
     from harness.report.paper_figures import DRAWN
-    from harness.report.paper_points import NUMBERS, read
+    from harness.report.paper_numbers import read_numbers
 
     def figures() -> Iterator[str]:
-        yield from (source for source in read(NUMBERS).source.unique() if source.startswith("fig"))
+        yield from (source for source in read_numbers().source.unique() if source.startswith("fig"))
 
     assert set(figures()) == set(DRAWN) == set(ALL)

@@ -18,11 +18,11 @@ from harness.errors import UserError
 from harness.help import CONF
 from harness.jobs.report import report
 from harness.records import ArmRecord
+from harness.report.lines import DASH
+from harness.report.paper_numbers import read_numbers
 from harness.report.paper_tables import markdown, paper_cells, shown, write_paper_tables
 from harness.report.paper_tables_cells import Cell
-from harness.report.paper_tables_sources import read_numbers
 from harness.report.paper_tables_spec import TABLES
-from harness.report.tables import DASH
 from harness.store import RunFolder
 from tests.rows import run_record, sample
 from tests.runs import refused
@@ -178,6 +178,32 @@ def test_a_run_of_the_papers_models_stands_beside_the_papers_numbers(tmp_path: P
     assert not one(cells, "Gemma2 2B → 9B", "SD", "WebQ accuracy").lossy
     others = [cell for cell in cells if cell.block.label != "Gemma2 2B → 9B"]
     assert all(cell.ours.value is None for cell in others) and len({cell.block.label for cell in cells}) == 6
+
+
+PLAIN = {"_target_": "harness.decode.autoregressive.Autoregressive"}
+
+
+def test_prediction_and_ceiling_stand_behind_our_speedup(tmp_path: Path) -> None:
+    """Arms that decode plainly are predicted by their seconds a block alone."""
+    run(tmp_path, methods={arm: PLAIN for arm in (BASELINE, "speculative", "via_sd_paper")})
+    cells = found(tmp_path)
+    cell = one(cells, "Gemma2 2B → 9B", "VIA-SD", "WebQ speed")
+    assert cell.predicted == pytest.approx(4.0) and cell.ceiling == pytest.approx(4.0)
+    assert one(cells, "Gemma2 2B → 9B", "VIA-SD", "WebQ accuracy").predicted is None
+    text = markdown(TABLES["table8"], cells)
+    heads, _, *rows = [line for line in text.splitlines() if line.startswith("|")]
+    columns = [name.strip() for name in heads.strip("|").split("|")]
+    place = columns.index("WebQ speed: predicted (error); ceiling")
+    assert columns[place - 1] == "WebQ speed" and sum("predicted" in name for name in columns) == 1
+    shown_cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert next(row[place] for row in shown_cells if row[1].startswith("VIA-SD")) == "4.00 (+0 %); 4.00"
+    assert "Predicted and ceiling are of ours." in text
+
+
+def test_what_was_not_predicted_has_no_column_and_a_reason(tmp_path: Path) -> None:
+    run(tmp_path)
+    text = markdown(TABLES["table8"], found(tmp_path))
+    assert "predicted (error)" not in text and "Not predicted: speculative, via_sd_paper: " in text
 
 
 @pytest.mark.parametrize(
@@ -398,5 +424,5 @@ def test_a_run_and_a_table_of_the_paper_are_not_both_reported(tmp_path: Path) ->
 
 def test_numbers_that_are_gone_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"numbers\.csv is not there"):
-        read_numbers(tmp_path / "numbers.csv")
+        read_numbers(tmp_path)
     assert isinstance(read_numbers(), pd.DataFrame)

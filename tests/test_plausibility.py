@@ -10,14 +10,13 @@ import yaml
 from harness.cost import Costs, ceiling
 from harness.errors import UserError
 from harness.jobs.plausibility import report_plausibility
+from harness.report.paper_numbers import read_numbers, read_shapes
 from harness.report.plausibility import (
     INDEPENDENT,
     PAIRS,
     Assumptions,
     judged,
     plausibility,
-    read_numbers,
-    read_shapes,
     summary,
 )
 

@@ -1,5 +1,7 @@
 """Predicted speedups and ceilings: a run whose costs are known, one that lies, and the stored reference runs."""
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,22 +9,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from harness import compare
 from harness.compare import BASELINE
-from harness.jobs.report import report_files
+from harness.jobs.report import Target, report_files
 from harness.metrics import rows
 from harness.records import ArmRecord, BlockTrace, RunRecord, SampleRecord
+from harness.report.lines import build
 from harness.report.load import load
 from harness.report.predicted import (
+    CEILING,
+    PREDICTED,
     Prediction,
+    beside,
+    costs_frame,
+    costs_remark,
     median_error,
     predicted_csv,
-    predicted_frame,
-    predicted_remark,
+    predicted_rows,
     predictions,
+    unpredicted,
 )
 from harness.report.predicted_figure import predicted_figure
+from harness.report.tables import console
 from harness.traces import DRAFT, FULL, SLIM, Layout, forwards
 from tests.rows import A, E, R, plain, run_record, sample
 
@@ -167,8 +177,10 @@ def test_an_arm_that_cannot_be_replayed_has_a_reason_and_no_number() -> None:
     one = found_in(*made_run(), settings)["via_sd"]
     assert (one.predicted, one.ceiling, one.error) == (None, None, None)
     assert one.measured is not None and "layers" in one.why
-    (line,) = predicted_frame([one], False, "-").to_dict("records")
-    assert (line["predicted"], line["ceiling"], line["no prediction"]) == ("-", "-", one.why)
+    assert beside(one, "-") == {"predicted (error)": "-", "ceiling": "-"}
+    assert unpredicted([one, one]) == [f"Not predicted: via_sd: {one.why}"]
+    (line,) = costs_frame([one], False, "-").to_dict("records")
+    assert line["of the ceiling"] == "-" and "measured" not in line
 
 
 def test_one_prompt_cannot_predict_another() -> None:
@@ -207,17 +219,27 @@ def test_stored_reference_runs_are_predicted_within_a_tenth(name: str) -> None:
 def test_report_writes_table_and_figure_of_predictions(tmp_path: Path) -> None:
     (folder,) = (REFERENCE / "quickstart" / "runs").iterdir()
     loaded = load(folder)
-    paths = report_files([loaded], tmp_path / "tables", tmp_path / "figures", "mine")
+    paths = report_files([loaded], Target.below(tmp_path, "mine"))
     named = {path.name for path in paths}
     assert {"mine_predicted.csv", "mine_predicted.png", "mine_predicted.pdf"} <= named
     assert len(pd.read_csv(tmp_path / "tables" / "mine_predicted.csv")) == len(loaded.predicted) == 8
     text = (tmp_path / "tables" / "mine.md").read_text()
-    assert "## Prediction and ceiling" in text and "Median absolute error" in text
+    assert "## Costs and closed form" in text and "Median absolute error" in text
+    known = loaded.prediction["gsm8k", "via_sd"]
+    assert known.predicted is not None and known.error is not None and known.ceiling is not None
+    beside_it = f" | {known.predicted:.2f} ({round(100 * known.error):+d} %)"
+    (row,) = [line for line in text.partition("## Quality")[0].splitlines() if re.match(r"\| gsm8k +\| via_sd ", line)]
+    assert beside_it in row and f"| {known.ceiling:.2f} " in row
+    frame = pd.read_csv(tmp_path / "tables" / "mine.csv").set_index(["task", "arm", "metric"])["value"]
+    assert frame["gsm8k", "via_sd", PREDICTED] == known.predicted
+    assert frame["gsm8k", "via_sd", CEILING] == known.ceiling
 
 
 def test_the_figure_has_every_prediction_once_in_each_panel() -> None:
     found = list(found_in(*made_run()).values())
-    for axes in predicted_figure(found).axes:
+    figure = predicted_figure(found)
+    assert figure is not None and predicted_figure([replace(one, predicted=None) for one in found]) is None
+    for axes in figure.axes:
         points = [line for line in axes.lines if line.get_linestyle() == "None"]
         assert sum(np.size(line.get_xdata()) for line in points) == 2
         assert sorted(line.get_markerfacecolor() == "white" for line in points) == [False, True]
@@ -227,4 +249,32 @@ def test_the_csv_keeps_full_precision() -> None:
     found = list(found_in(*made_run()).values())
     lines = predicted_csv(found).splitlines()
     assert len(lines) == 3 and "closed_error" in lines[0]
-    assert "Median absolute error" in predicted_remark(found)
+    assert "Median absolute error" in costs_remark(found)
+
+
+def test_a_mistake_in_predicting_costs_no_measured_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*given: Any) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr("harness.report.predicted._replayed", broken)
+    run, samples = made_run()
+    loaded = build(run, samples, SETTINGS)
+    assert [(one.predicted, one.ceiling) for one in loaded.predicted] == [(None, None)] * 2
+    assert all(one.measured is not None for one in loaded.predicted)
+    paths = report_files([loaded], Target.below(tmp_path, "mine"))
+    text = paths[0].read_text()
+    said = "Not predicted: via_sd, speculative: predicting failed (ZeroDivisionError: float division by zero)"
+    assert said in text and "speedup, decode" in text
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(console([loaded])[0])
+    assert said in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_rows_of_predictions_have_no_interval() -> None:
+    run, samples = made_run()
+    measured = rows(run, samples)
+    found = predicted_rows(measured, predictions(run, samples, measured, SETTINGS))
+    assert [(row.arm, row.metric) for row in found] == [
+        (arm, metric) for arm in ("via_sd", "speculative") for metric in (PREDICTED, CEILING)
+    ]
+    assert all(row.value is not None and row.low is row.high is None and row.unit == "x" for row in found)

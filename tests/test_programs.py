@@ -16,7 +16,8 @@ from harness.execution.programs import permit, score
 from harness.execution.sandbox import Limits, run_candidate
 from harness.model.load import Model
 from harness.records import DataSource, Example, Shot
-from harness.report.tables import RunReport, build, markdown
+from harness.report.lines import RunReport, build
+from harness.report.tables import markdown
 from harness.store import read
 from tests.rows import run_record, sample
 from tests.runs import refused, run_bench

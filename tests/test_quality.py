@@ -15,6 +15,8 @@ from harness.metrics import rows
 from harness.quality import Estimate, difference, standard_error
 from harness.records import SampleRecord
 from harness.report import tables
+from harness.report.frames import tidy_frame
+from harness.report.lines import DASH, build
 from harness.report.quality import estimate
 from harness.scoring import METRICS
 from tests.rows import run_record, sample
@@ -130,21 +132,19 @@ def test_rows_have_the_difference_of_each_quality_metric() -> None:
 def test_tables_show_error_difference_and_scorer() -> None:
     base, mine = two_arm_run()
     run = replace(run_record(), task_metrics={"translation": ("accuracy", "unparsed", "bleu")})
-    report = tables.build(run, [*base, *mine])
+    report = build(run, [*base, *mine])
     text = tables.markdown([report], "title")
     head, _, *lines = text.split("## Quality\n\n")[1].split("\n\n")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
     names, table = cells[0], {(row[1], row[2]): row for row in cells[1:]}
     assert names == ["task", "arm", "metric", "unit", "better", "value", "minus autoregressive"]
     assert table["via_sd", "accuracy"][5:] == ["75.0 ± 25.0 [25.0, 100.0]", "+25.0 ± 25.0 [+0.0, +75.0]"]
-    assert (
-        table[BASELINE, "accuracy"][5] == "50.0 ± 28.9 [0.0, 100.0]" and table[BASELINE, "accuracy"][6] == tables.DASH
-    )
+    assert table[BASELINE, "accuracy"][5] == "50.0 ± 28.9 [0.0, 100.0]" and table[BASELINE, "accuracy"][6] == DASH
     assert table["via_sd", "unparsed"][4:6] == ["lower", "0.0 ± 0.0 [0.0, 0.0]"]
     signature = f"BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
     assert f"\n- translation, bleu: sacrebleu {signature}\n" in text
     assert "accuracy 75.0 % (+25.0)" in "".join(str(cell) for cell in tables.console([report])[0].columns[2].cells)
-    assert "stderr" in tables.tidy_frame([report]).columns
+    assert "stderr" in tidy_frame([report]).columns
 
 
 def test_a_value_without_error_or_interval_prints_alone() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UserError
-from harness.jobs.report import report, write_reports
+from harness.jobs.report import Target, report, write_reports
 from harness.records import (
     SCHEMA,
     ArmRecord,
@@ -27,9 +27,12 @@ from harness.records import (
 )
 from harness.report import choice, figures, tables
 from harness.report.drafters import compares_drafters, drafters_figure
+from harness.report.frames import results_frame
+from harness.report.lines import DASH, build
 from harness.store import RunFolder
+from tests.runs import files
 
-DASH = tables.DASH
+DASH = DASH
 SOURCE = DataSource("builtin", "rows.jsonl", "test", "main", None, "ab" * 32, 24)
 SHOTS = DataSource("local", "train.jsonl", "train", None, None, "cd" * 32, 8)
 RUN = RunRecord(
@@ -119,7 +122,7 @@ def markdown_rows(text: str, head: str) -> dict[tuple[str, str], dict[str, str]]
 
 
 def test_markdown_has_the_numbers_in_the_right_cells() -> None:
-    text = tables.markdown([tables.build(RUN, samples(), SETTINGS)], "quickstart")
+    text = tables.markdown([build(RUN, samples(), SETTINGS)], "quickstart")
     results = markdown_rows(text, "Results")
     assert list(results) == [(task, arm.arm) for task in ("qa", "translation") for arm in RUN.arms]
     fast, lossy = results["qa", "speculative"], results["qa", "via_sd"]
@@ -142,8 +145,8 @@ def test_markdown_has_the_numbers_in_the_right_cells() -> None:
 
 
 def test_below_the_table_stands_what_was_run() -> None:
-    text = tables.markdown([tables.build(RUN, samples(), SETTINGS)], "quickstart")
-    for fact in (RUN.run_id, "toy-model", "`0123456789ab` (dirty)", "2 cores", "seed 7", "temperature 0.0"):
+    text = tables.markdown([build(RUN, samples(), SETTINGS)], "quickstart")
+    for fact in (RUN.run_id, "toy-model", "commit 0123456789ab (dirty)", "2 cores", "seed 7", "temperature 0.0"):
         assert fact in text
     for fact in (
         "gamma 4",
@@ -160,7 +163,7 @@ def test_below_the_table_stands_what_was_run() -> None:
 
 def test_near_ties_and_faults_stand_beside_the_agreement() -> None:
     made, judged = differing(faults=2)
-    text = tables.markdown([tables.build(RUN, made, divergences=judged)], "quickstart")
+    text = tables.markdown([build(RUN, made, divergences=judged)], "quickstart")
     results = markdown_rows(text, "Results")
     cells = {arm: (results["qa", arm]["near-ties"], results["qa", arm]["faults"]) for _, arm in list(results)[:3]}
     assert cells == {"autoregressive": ("0", "0"), "speculative": ("1", "**2**"), "via_sd": (DASH, DASH)}
@@ -171,18 +174,16 @@ def test_near_ties_and_faults_stand_beside_the_agreement() -> None:
         "- qa, example qa-0, speculative: output token 5 is 9, greedy has 4; gap 0.25, distance 3.5, bound 0.5 logits"
     )
     ended = replace(judged[0], arm_token=None, gap=None, distance=None, largest_logit=None, bound=None)
-    text = tables.markdown([tables.build(RUN, made, divergences=[ended, *judged[1:]])], "quickstart")
+    text = tables.markdown([build(RUN, made, divergences=[ended, *judged[1:]])], "quickstart")
     assert "- qa, example qa-0, speculative: output token 5 is none, greedy has 4\n" in text
 
 
 def test_differences_that_were_not_judged_print_as_a_dash() -> None:
     made, judged = differing(faults=0)
-    text = tables.markdown([tables.build(RUN, made)], "quickstart")
+    text = tables.markdown([build(RUN, made)], "quickstart")
     row = markdown_rows(text, "Results")["qa", "speculative"]
     assert (row["near-ties"], row["faults"]) == (DASH, DASH) and "## Faults" not in text
-    row = markdown_rows(tables.markdown([tables.build(RUN, made, divergences=judged)], "x"), "Results")[
-        "qa", "speculative"
-    ]
+    row = markdown_rows(tables.markdown([build(RUN, made, divergences=judged)], "x"), "Results")["qa", "speculative"]
     assert (row["near-ties"], row["faults"]) == ("1", "0")
 
 
@@ -191,17 +192,17 @@ def test_the_last_line_says_how_many_outputs_differ_from_greedy(
     faults: int, style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, judged = differing(faults)
-    found = tables.build(RUN, made, divergences=judged)
+    found = build(RUN, made, divergences=judged)
     line = tables.differences([found])
     assert line is not None and line.style == style
     assert line.plain == (
         f"{1 + faults} of 8 outputs of lossless arms differ from greedy: 1 near-ties, {faults} faults, "
         f"largest gap 0.25 logits; see runs/{RUN.run_id}/divergences.jsonl"
     )
-    write_reports([found], tmp_path / "t", tmp_path / "f", "run")
+    write_reports([found], Target(tmp_path / "t", tmp_path / "f", "run"))
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == line.plain and said.err == ""
-    write_reports([tables.build(RUN, samples())], tmp_path / "t", tmp_path / "f", "run")
+    write_reports([build(RUN, samples())], Target(tmp_path / "t", tmp_path / "f", "run"))
     assert "differ from greedy" not in capsys.readouterr().out
 
 
@@ -209,7 +210,7 @@ def test_a_fault_is_red_in_the_printed_table() -> None:
     made, judged = differing(faults=1)
     out = io.StringIO()
     screen = Console(file=out, width=120, force_terminal=True, color_system="standard", legacy_windows=False)
-    screen.print(tables.console([tables.build(RUN, made, divergences=judged)])[0])
+    screen.print(tables.console([build(RUN, made, divergences=judged)])[0])
     assert "1/\x1b[1;31m1\x1b[0m" in out.getvalue() and out.getvalue().count("\x1b[1;31m") == 1
 
 
@@ -234,16 +235,16 @@ def test_a_run_from_before_differences_were_judged_does_not_claim_that_there_are
 
 def test_a_pipe_in_a_name_does_not_break_the_table() -> None:
     run = replace(RUN, arms=(RUN.arms[0], replace(RUN.arms[1], drafter="a|b"), RUN.arms[2]))
-    text = tables.markdown([tables.build(run, samples())], "quickstart")
+    text = tables.markdown([build(run, samples())], "quickstart")
     assert markdown_rows(text, "Results")["qa", "speculative"]["drafter"] == r"a\|b"
 
 
 def test_csv_is_tidy_in_full_precision_and_empty_where_undefined(tmp_path: Path) -> None:
-    made = tables.build(RUN, samples(), SETTINGS)
+    made = build(RUN, samples(), SETTINGS)
     tables.write_tables([made], tmp_path, "quickstart")
     with (tmp_path / "quickstart.csv").open(newline="") as file:
         found = {(row["task"], row["arm"], row["metric"]): row for row in csv.DictReader(file)}
-    assert len(found) == len(made.rows)
+    assert len(found) == len(made.rows) + 2 * len(made.predicted) == len(made.rows) + 8
     for row in made.rows:
         cell = found[row.task, row.arm, row.metric]["value"]
         assert cell == "" if row.value is None else float(cell) == row.value
@@ -254,7 +255,7 @@ def test_csv_is_tidy_in_full_precision_and_empty_where_undefined(tmp_path: Path)
 
 def test_a_run_without_drafts_still_writes_readable_files(tmp_path: Path) -> None:
     run = replace(RUN, arms=RUN.arms[:1])
-    made = tables.build(run, [sample for sample in samples() if sample.arm == "autoregressive"])
+    made = build(run, [sample for sample in samples() if sample.arm == "autoregressive"])
     paths = tables.write_tables([made], tmp_path, "baseline")
     assert "by place in the block" not in paths[0].read_text()
     assert paths[2].read_text().count("\n") == 1
@@ -263,7 +264,7 @@ def test_a_run_without_drafts_still_writes_readable_files(tmp_path: Path) -> Non
 def test_console_fits_120_columns_with_nothing_cut() -> None:
     out = io.StringIO()
     screen = Console(file=out, width=120)
-    for table in tables.console([tables.build(RUN, samples())]):
+    for table in tables.console([build(RUN, samples())]):
         screen.print(table)
     text = out.getvalue()
     assert "…" not in text and max(len(line) for line in text.splitlines()) <= 120
@@ -272,15 +273,15 @@ def test_console_fits_120_columns_with_nothing_cut() -> None:
 
 def test_two_runs_stay_apart() -> None:
     other = replace(RUN, run_id="other-run", seed=8)
-    reports = [tables.build(run, samples(run)) for run in (RUN, other)]
-    frame = tables.results_frame(reports)
+    reports = [build(run, samples(run)) for run in (RUN, other)]
+    frame = results_frame(reports)
     assert list(frame["run"].unique()) == [RUN.run_id, "other-run"] and len(frame) == 12
     labels = [text.get_text() for text in figures.speed_quality_figure(reports).legends[0].get_texts()]
     assert len(labels) == 7 and any("other-run" in label for label in labels)
 
 
 def test_figure_has_a_panel_a_task_and_shows_losing_and_lossy_arms() -> None:
-    figure = figures.speed_quality_figure([tables.build(RUN, samples())])
+    figure = figures.speed_quality_figure([build(RUN, samples())])
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["qa (n = 2, builtin data)", "translation (n = 2, local data)"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -314,7 +315,7 @@ def test_report_rebuilds_everything_from_the_run_folder(
     assert "gamma 4" in paths[0].read_text() and "run.png" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.tmp"))
     # The bench writes the same pages from memory.
-    again = write_reports([tables.build(run, samples(run, prompts), SETTINGS)], tmp_path / "t", tmp_path / "f", "run")
+    again = write_reports([build(run, samples(run, prompts), SETTINGS)], Target(tmp_path / "t", tmp_path / "f", "run"))
     assert again[0].read_text() == paths[0].read_text() and again[1].read_text() == paths[1].read_text()
 
 
@@ -334,7 +335,7 @@ def test_a_run_that_did_not_finish_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "a/b", ".."])
 def test_names_are_plain(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="plain file name"):
-        write_reports([tables.build(RUN, samples())], tmp_path / "t", tmp_path / "f", name)
+        write_reports([build(RUN, samples())], Target(tmp_path / "t", tmp_path / "f", name))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -358,8 +359,8 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
         arms += [replace(arm, arm=f"{arm.method}_{drafter}", drafter=drafter) for arm in RUN.arms[1:]]
     run = replace(RUN, arms=tuple(arms))
     made = [replace(one, arm=arm.arm) for arm in arms for one in samples() if one.arm == arm.method]
-    report_of_run = tables.build(run, made)
-    assert compares_drafters([report_of_run]) and not compares_drafters([tables.build(RUN, samples())])
+    report_of_run = build(run, made)
+    assert compares_drafters([report_of_run]) and not compares_drafters([build(RUN, samples())])
     figure = drafters_figure(report_of_run)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["qa\n(n = 2)", "translation\n(n = 2)"] * 2
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(drafters)
@@ -368,7 +369,7 @@ def test_a_run_with_three_drafters_gets_a_figure_with_a_row_for_each(tmp_path: P
         marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
         assert len(marks) == 6 and {round(float(np.asarray(line.get_ydata())[0])) for line in marks} == {0, 1, 2}
         assert values is None or {round(float(np.asarray(line.get_xdata())[0]), 6) for line in marks} == values
-    paths = write_reports([report_of_run], tmp_path / "t", tmp_path / "f", "run")
+    paths = write_reports([report_of_run], Target(tmp_path / "t", tmp_path / "f", "run"))
     assert [path.name for path in paths[-2:]] == ["run.png", "run.pdf"]
 
 
@@ -376,14 +377,14 @@ def test_no_figure_is_drawn_of_more_runs_than_can_be_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "MOST_RUNS", 2)
-    reports = [tables.build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "abc")]
+    reports = [build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "abc")]
     tables_dir, figures_dir = tmp_path / "t", tmp_path / "f"
-    assert [path.name for path in write_reports(reports[:2], tables_dir, figures_dir, "run")][3:] == [
+    assert [path.name for path in write_reports(reports[:2], Target(tables_dir, figures_dir, "run"))][3:] == [
         "run.png",
         "run.pdf",
     ]
     assert "no figure" not in capsys.readouterr().out
-    paths = write_reports(reports, tables_dir, figures_dir, "run")
+    paths = write_reports(reports, Target(tables_dir, figures_dir, "run"))
     assert [path.name for path in paths] == ["run.md", "run.csv", "run_positions.csv"]
     assert list(figures_dir.iterdir()) == [], "none of before stands beside other tables"
     assert "no figure of 3 runs: 2 can be told apart" in capsys.readouterr().out
@@ -393,9 +394,22 @@ def test_a_missing_main_figure_is_said_also_where_another_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "MOST_RUNS", 1)
-    monkeypatch.setattr(
-        "harness.jobs.report.write_predicted", lambda reports, tables, figures, name: [figures / "run_predicted.png"]
-    )
-    reports = [tables.build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "ab")]
-    write_reports(reports, tmp_path / "t", tmp_path / "f", "run")
+    monkeypatch.setattr(choice, "predicted_figure", lambda found: figures.Figure((1, 1)))
+    reports = [build(run, samples(run)) for run in (replace(RUN, run_id=f"run-{name}") for name in "ab")]
+    paths = write_reports(reports, Target(tmp_path / "t", tmp_path / "f", "run"))
+    assert [path.name for path in paths[-2:]] == ["run_predicted.png", "run_predicted.pdf"]
     assert "no figure of 2 runs: 1 can be told apart" in capsys.readouterr().out
+
+
+def test_what_an_earlier_report_wrote_besides_does_not_stay(tmp_path: Path) -> None:
+    """Neither figures that the later one has no numbers for, nor formats that it was not asked for."""
+    others = ["tables/other.html", "tables/run_2.html", "figures/run_sweep.png", "figures/run_2.png"]
+    for name in others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("of another name")
+    both = build(RUN, samples(), SETTINGS)
+    earlier = write_reports([both], Target.below(tmp_path, "run", ["html", "latex"], further=True))
+    assert {"run.html", "run.tex", "run_routes.png", "run_routes.pdf"} <= {path.name for path in earlier}
+    alone = build(replace(RUN, arms=RUN.arms[:1]), [one for one in samples() if one.arm == "autoregressive"])
+    later = write_reports([alone], Target.below(tmp_path, "run", further=True))
+    assert files(tmp_path) == sorted([*others, *(path.relative_to(tmp_path).as_posix() for path in later)])

@@ -13,7 +13,7 @@ from harness.compare import BASELINE
 from harness.config import plain, register
 from harness.errors import UserError
 from harness.jobs.scale import report_scale, timed_forwards
-from harness.report.plausibility import read_shapes
+from harness.report.paper_numbers import read_shapes
 from harness.report.scale import ScaledPair, Traced, devices_for, scaled, skipped, traced
 from harness.report.scale_figure import scale_figure, validation_figure
 from harness.roofline import Load, Machine, Timed

@@ -22,7 +22,7 @@ from harness.help import help_text
 from harness.jobs.speed import LOOKUP, SMALL
 from harness.model.load import Model
 from harness.model.tiers import Tiers
-from harness.report.tables import DASH
+from harness.report.lines import DASH
 from harness.sampling import Chooser, Sampling
 from harness.speed.figure import speed_figure
 from harness.speed.numbers import rows

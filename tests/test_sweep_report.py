@@ -13,8 +13,9 @@ from harness.errors import UserError
 from harness.jobs.report import report
 from harness.records import ArmRecord, SampleRecord
 from harness.report.load import load, load_if_any
-from harness.report.sweep import Cell as ReportCell
-from harness.report.sweep import cells_of_sweep, sweep_figure, write_sweep
+from harness.report.sweep import cells_of_sweep, write_sweep
+from harness.report.sweep_figure import Cell as ReportCell
+from harness.report.sweep_figure import sweep_figure
 from harness.report.swept import swept_values, unswept_arms
 from harness.store import RunFolder
 from tests.rows import run_record, sample
@@ -92,6 +93,19 @@ def test_the_table_has_each_arm_at_each_swept_value(tmp_path: Path) -> None:
     text = (tmp_path / "tables" / "mine_sweep.md").read_text()
     assert "2 cells; swept: `gamma`." in text and "left out" not in text
     assert text.count("**lossy**") == 2 and "4.00 [4.00, 4.00]" in text
+
+
+def test_predictions_stand_beside_the_speedups(tmp_path: Path) -> None:
+    """Arms that decode plainly are predicted by their seconds a block alone."""
+    methods = {arm: {"_target_": "harness.decode.autoregressive.Autoregressive"} for arm in ARMS}
+    chosen = [config(gamma=gamma, methods=methods) for gamma in (2, 3)]
+    folders = [cell(tmp_path, str(place), one, 1.25, 2.0) for place, one in enumerate(chosen)]
+    write_sweep(tmp_path, [load_if_any(folder) for folder in folders], "mine")
+    found = lines(tmp_path / "tables" / "mine_sweep.csv")
+    told = [(row["arm"], row["speedup_decode_predicted"], row["speedup_decode_ceiling"]) for row in found[:3]]
+    assert told[0] == (BASELINE, "", "") and [float(row[1]) for row in told[1:]] == pytest.approx([1.25, 2.0])
+    text = (tmp_path / "tables" / "mine_sweep.md").read_text()
+    assert text.count("2.00 (+0 %)") == 2 and "- Predicted: the decode speedup from the trace" in text
 
 
 def test_a_setting_is_named_once_and_what_only_names_a_run_is_not_swept() -> None:
@@ -193,3 +207,17 @@ def test_the_job_reports_a_sweep_or_runs_and_not_both(tmp_path: Path, capsys: py
     assert all(f"wrote {path}\n" in capsys.readouterr().out for path in paths[:1])
     with pytest.raises(UserError, match="run=a and sweep=swept both choose runs: name one"):
         report(str(tmp_path), runs="a", sweep="swept")
+
+
+def test_a_sweep_has_a_page_and_a_table_to_paste_where_asked_for(tmp_path: Path) -> None:
+    cell(tmp_path, "a", config(gamma=2), 1.0, 2.0)
+    cell(tmp_path, "b", config(gamma=3), 1.0, 2.5)
+    paths = report(str(tmp_path), sweep="swept", format=["html", "latex"])
+    assert [path.name for path in paths[:4]] == [f"swept_sweep.{kind}" for kind in ("md", "csv", "html", "tex")]
+    page, latex = paths[2].read_text(), paths[3].read_text()
+    assert "2 cells; swept: <code>gamma</code>." in page and "2.50 [2.50, 2.50]" in page and "<b>lossy</b>" in page
+    assert page.count("<table>") == page.count("data:image/svg+xml;base64,") == 1 and "<script>" in page
+    assert r"\label{tab:swept-sweep}" in latex and "2.50 [2.50, 2.50]" in latex and "2 cells; swept:" in latex
+    again = report(str(tmp_path), sweep="swept")
+    assert [path.suffix for path in again] == [".md", ".csv", ".png", ".pdf"]
+    assert not paths[2].exists() and not paths[3].exists(), "an earlier page would show earlier numbers"

@@ -1,7 +1,6 @@
 """The figure of an audit: share of wrong tokens by confidence, place and position, and what prompts lost."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -9,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from harness.audit.records import GROUPS, SLIM, AuditedOutput, Share, natural, shares
-from harness.report.figures import MARKERS, STYLE, colour
+from harness.report.figures import PAGE_WIDTH, STYLE, small_look
 
 PANELS = tuple(name for name in GROUPS if name not in ("all", "route", SLIM))
 """Groups with a panel each; routes and slim verifiers are told apart in the table."""
@@ -20,7 +19,7 @@ def audit_figure(outputs: Sequence[AuditedOutput]) -> Figure:
     found = shares(outputs)
     cells = list(dict.fromkeys((output.task, output.arm) for output in outputs))
     with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(7.6, 5.6), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH, 5.6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(2, 2).flatten()
         for panel, by in zip(axes, PANELS, strict=False):
@@ -32,17 +31,13 @@ def audit_figure(outputs: Sequence[AuditedOutput]) -> Figure:
     return figure
 
 
-def look(index: int) -> dict[str, Any]:
-    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)]}
-
-
 def share_panel(axes: Axes, found: Sequence[Share], by: str, cells: Sequence[tuple[str, str]]) -> None:
     """Wrong / decided for each value; a value without tokens has no point."""
     values = sorted({one.value for one in found}, key=natural)
     for index, cell in enumerate(cells):
         mine = [one for one in found if (one.task, one.arm) == cell and one.share is not None]
         points = [values.index(one.value) for one in mine]
-        axes.plot(points, [one.share or 0.0 for one in mine], label=", ".join(cell), markersize=4, **look(index))
+        axes.plot(points, [one.share or 0.0 for one in mine], label=", ".join(cell), **small_look(index))
     step = max(1, -(-len(values) // 8))
     axes.set_xticks(range(0, len(values), step), values[::step], rotation=30, ha="right", fontsize=7)
     axes.set_ylim(0, 1.08 * max([one.share or 0.0 for one in found], default=0.0) or 1.0)
@@ -59,7 +54,7 @@ def loss_panel(axes: Axes, outputs: Sequence[AuditedOutput], cells: Sequence[tup
             for output in outputs
             if (output.task, output.arm) == cell and output.wrong and (change := output.score_change) is not None
         ]
-        style = {**look(index), "markersize": 4, "linestyle": ""}
+        style = small_look(index) | {"linestyle": ""}
         axes.plot([gap for gap, _ in mine], [change for _, change in mine], **style)
     axes.set_xlabel("largest gap of a wrong token (nats)")
     axes.set_ylabel("score - baseline's")

@@ -9,7 +9,8 @@ import pandas as pd
 from harness.audit.records import AuditedOutput, Share, SlimToken, shares, worst_first
 from harness.compare import divide
 from harness.records import RunRecord
-from harness.report.tables import DASH, markdown_table
+from harness.report.lines import DASH
+from harness.report.tables import markdown_table
 
 WORST = 20
 """Prompts in the Markdown and on the page; the CSV has all."""

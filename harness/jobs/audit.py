@@ -28,7 +28,8 @@ from harness.pairing import merged
 from harness.prompts import Prompt, gone_on, make_prompts
 from harness.records import SampleRecord
 from harness.report.figures import save
-from harness.report.tables import RunReport, console_table, identity
+from harness.report.lines import RunReport
+from harness.report.tables import console_table, identity
 from harness.sampling import Sampling
 from harness.scoring import METRICS
 from harness.store import RUN, RunData, check_writable, find_runs, read, read_config, write_atomic

@@ -25,7 +25,7 @@ from harness.environment import environment, git_state
 from harness.errors import UserError
 from harness.execution.programs import permit
 from harness.jobs.models import loaded_once
-from harness.jobs.report import report_files, write_reports
+from harness.jobs.report import Target, report_files, write_reports
 from harness.log import Logger, NullLogger
 from harness.measuring import measure, occupied
 from harness.model.load import Model
@@ -41,8 +41,8 @@ from harness.records import (
     RunRecord,
     SampleRecord,
 )
+from harness.report.lines import build
 from harness.report.load import load
-from harness.report.tables import build
 from harness.rescore import fidelity_records
 from harness.resume import by_key, finished_or_begun, gone_on_with, key_of
 from harness.sampling import Sampling
@@ -97,7 +97,7 @@ def bench(
             note("skipped", cell, finished.name)
             tell(screen, f"cell {cell.key} is finished: {finished} (rerun=true measures it again)")
             if sweeps.current() is None:
-                write_reports([load(finished)], results / "tables", results / "figures", settings.name)
+                write_reports([load(finished)], Target.below(results, settings.name))
             return finished
         decoders = build_arms(settings, verifier, methods, prompts)
         run = describe(settings, verifier, decoders, tasks, data, prompts, cell)
@@ -147,9 +147,9 @@ def bench(
     reports = [replace(report, run=folder.run)]
     try:
         if sweeps.current() is None:
-            log.files(folder.path, write_reports(reports, results / "tables", results / "figures", settings.name))
+            log.files(folder.path, write_reports(reports, Target.below(results, settings.name)))
         elif not isinstance(log, NullLogger):  # the sweep's end writes the tables of all; a dashboard wants the cell's
-            files = report_files(reports, folder.path / "tables", folder.path / "figures", settings.name)
+            files = report_files(reports, Target.below(folder.path, settings.name))
             log.files(folder.path, files)
     finally:
         log.close()

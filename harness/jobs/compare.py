@@ -11,8 +11,9 @@ from rich.markup import escape
 from harness.errors import UserError, unknown
 from harness.jobs.report import WIDTH
 from harness.quality import Estimate
+from harness.report.lines import DASH
 from harness.report.sweep import named_cells, overrides_of_cells
-from harness.report.tables import DASH, console_table, markdown_table
+from harness.report.tables import console_table, markdown_table
 from harness.side_by_side import PAIRED, Compared, Side, compared, differing, matched, pairing_of
 from harness.store import RUN, check_writable, is_finished, read, read_config, results_of, write_atomic, writing
 

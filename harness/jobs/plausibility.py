@@ -10,13 +10,12 @@ from harness.jobs.report import run_ids
 from harness.report.break_even import break_even_figure, implied_points, measured_points, page, pairs_figure
 from harness.report.figures import save
 from harness.report.load import load
+from harness.report.paper_numbers import read_numbers, read_shapes
 from harness.report.plausibility import (
     VERDICTS,
     Assumptions,
     markdown,
     plausibility,
-    read_numbers,
-    read_shapes,
     write,
 )
 from harness.store import SUMMARY, check_writable, find_runs, write_atomic

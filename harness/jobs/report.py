@@ -1,6 +1,7 @@
 """Tables and figures from run folders, without measuring anything: ``python -m harness job=report``."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -10,15 +11,46 @@ from harness.errors import UserError
 from harness.report import choice
 from harness.report.exports import chosen_formats, write_exports
 from harness.report.figures import save
+from harness.report.lines import RunReport
 from harness.report.load import load, load_if_any
 from harness.report.paper_tables import write_paper_tables
-from harness.report.predicted_figure import write_predicted
+from harness.report.stale import remove_stale
 from harness.report.sweep import cells_of_sweep, write_sweep
-from harness.report.tables import RunReport, console, differences, write_tables
+from harness.report.tables import console, differences, write_tables
 from harness.store import check_writable, find_runs, writing
 
 WIDTH = 120
 """Columns of the printed tables where there is no terminal to ask, such as a log file."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a report goes, under which name, and what is written of it.
+
+    Args:
+        formats: further files of the tables.
+        further: also the figures beside the main one.
+    """
+
+    tables: Path
+    figures: Path
+    name: str
+    formats: Sequence[str] = ()
+    further: bool = False
+
+    @classmethod
+    def below(cls, folder: Path, name: str, formats: Sequence[str] = (), further: bool = False) -> "Target":
+        """In a results folder, or in that of a run."""
+        return cls(folder / "tables", folder / "figures", name, formats, further)
+
+    def named(self, ending: str) -> str:
+        return f"{self.name}_{ending}" if ending else self.name
+
+    @property
+    def possible(self) -> list[Path]:
+        """All that a report of that name may write besides its main tables."""
+        figures = [self.figures / f"{self.named(one)}.{kind}" for one in choice.ENDINGS for kind in ("png", "pdf")]
+        return [*(self.tables / f"{self.name}{ending}" for ending in ("_predicted.csv", ".html", ".tex")), *figures]
 
 
 def report(
@@ -50,20 +82,19 @@ def report(
     if len(both := [f"{key}={value}" for key, value in named.items() if value is not None]) > 1:
         raise UserError(f"{both[0]} and {both[1]} both choose runs: name one.")
     if sweep is not None:
-        if formats:
-            raise UserError(f"format={format} is of runs and of paper=NAME, not of sweep={sweep}: leave it out.")
-        return report_sweep(results_dir, sweep, name or sweep)
+        return report_sweep(results_dir, sweep, name or sweep, formats)
     if paper is not None:
         return report_paper(results_dir, paper, "html" in formats)
     reports = [load(folder) for folder in find_runs(results_dir, run_ids(runs))]
     name = name or str(reports[0].settings.get("name", "run"))
-    return write_reports(reports, Path(results_dir) / "tables", Path(results_dir) / "figures", name, formats, True)
+    return write_reports(reports, Target.below(Path(results_dir), name, formats, further=True))
 
 
-def report_sweep(results_dir: str, sweep: str, name: str) -> list[Path]:
+def report_sweep(results_dir: str, sweep: str, name: str, formats: Sequence[str]) -> list[Path]:
     """The table and the figure of a sweep's cells, and where they are."""
     check_name(name)
-    return told(write_sweep(results_dir, [load_if_any(one) for one in cells_of_sweep(results_dir, sweep)], name))
+    cells = [load_if_any(one) for one in cells_of_sweep(results_dir, sweep)]
+    return told(write_sweep(results_dir, cells, name, formats))
 
 
 def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]:
@@ -76,7 +107,7 @@ def report_cells(results_dir: str, runs: Sequence[str], name: str) -> list[Path]
     """
     results = Path(results_dir)
     reports = [load(folder) for folder in find_runs(results, runs)]
-    write_reports(reports, results / "tables", results / "figures", name)
+    write_reports(reports, Target.below(results, name))
     return write_sweep(results, reports, name)
 
 
@@ -114,56 +145,37 @@ def run_ids(runs: object) -> list[str] | None:
     return list(wanted)
 
 
-def write_reports(
-    reports: Sequence[RunReport],
-    tables_dir: Path,
-    figures_dir: Path,
-    name: str,
-    formats: Sequence[str] = (),
-    further: bool = False,
-) -> list[Path]:
-    """Print the tables, write all files, return their paths; ``further`` as in ``report_files``.
+def write_reports(reports: Sequence[RunReport], target: Target) -> list[Path]:
+    """Print the tables, write all files, return their paths.
 
     Raises:
-        UserError: ``name`` is no plain file name, or a folder cannot be written.
+        UserError: the name is no plain file name, or a folder cannot be written.
     """
-    check_name(name)
-    for folder in (tables_dir, figures_dir):
+    check_name(target.name)
+    for folder in (target.tables, target.figures):
         check_writable(folder)
     screen = Console()
     if not screen.is_terminal:
         screen.width = WIDTH
     for table in console(reports):
         screen.print(table)
-    paths = report_files(reports, tables_dir, figures_dir, name, formats, further)
+    paths = report_files(reports, target)
     for path in paths:
         screen.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
-    if figures_dir / f"{name}.png" not in paths:
+    if target.figures / f"{target.name}.png" not in paths:
         screen.print(f"no figure of {len(reports)} runs: {choice.MOST_RUNS} can be told apart; a sweep has its own")
     if line := differences(reports):
         screen.print(line, soft_wrap=True)
     return paths
 
 
-def report_files(
-    reports: Sequence[RunReport],
-    tables_dir: Path,
-    figures_dir: Path,
-    name: str,
-    formats: Sequence[str] = (),
-    further: bool = False,
-) -> list[Path]:
-    """Write tables and figures without a word; their paths. Where there is no figure, one of before goes.
-
-    ``formats``: further files of the tables. ``further``: also the figures beside the main one.
-    """
-    drawn = choice.figures_of(reports, further)
-    with writing(tables_dir):
-        paths = write_tables(reports, tables_dir, name)
+def report_files(reports: Sequence[RunReport], target: Target) -> list[Path]:
+    """Write tables and figures without a word; their paths. What an earlier report wrote besides goes."""
+    drawn = choice.figures_of(reports, target.further)
+    with writing(target.tables):
+        paths = write_tables(reports, target.tables, target.name)
         for ending, figure in drawn.items():
-            paths += save(figure, figures_dir, f"{name}_{ending}" if ending else name)
-        if not drawn:
-            for path in figures_dir.glob(f"{name}.p[dn][fg]"):
-                path.unlink()
-        paths += write_predicted(reports, tables_dir, figures_dir, name)
-        return paths + write_exports(reports, drawn, tables_dir, name, formats)
+            paths += save(figure, target.figures, target.named(ending))
+        paths += write_exports(reports, drawn, target.tables, target.name, target.formats)
+        remove_stale(target.possible, paths)
+        return paths

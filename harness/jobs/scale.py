@@ -11,7 +11,7 @@ from harness.cost import Shape
 from harness.errors import UserError, unknown
 from harness.jobs.plausibility import chosen
 from harness.report.figures import save
-from harness.report.plausibility import read_shapes
+from harness.report.paper_numbers import read_shapes
 from harness.report.scale import (
     CALIBRATED,
     ScaledPair,

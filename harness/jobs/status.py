@@ -12,7 +12,8 @@ from harness import claims, sweeps
 from harness.errors import UserError, unknown
 from harness.live import Tally
 from harness.pairing import visits_a_prompt
-from harness.report.tables import DASH, console_table
+from harness.report.lines import DASH
+from harness.report.tables import console_table
 from harness.store import RUN, SAMPLES, RunData, is_finished, read, results_of
 
 WIDTH = 120

@@ -15,7 +15,8 @@ from harness.pareto.score import LOSSES, Score, Value
 from harness.pareto.space import Point
 from harness.records import DataSource
 from harness.report.figures import STYLE, save
-from harness.report.tables import DASH, markdown_table
+from harness.report.lines import DASH
+from harness.report.tables import markdown_table
 from harness.store import write_atomic, writing
 
 LOSS_TEXT = {
@@ -221,7 +222,7 @@ def pareto_figure(search: Search, found: Sequence[Found], tested: Mapping[str, S
                 *zip(*beside, strict=True), "^", color="#009E73", markersize=4.5, label="arms beside it, of each trial"
             )
         axes.set_xlabel(f"Loss: {LOSS_TEXT[search.loss]}", fontsize=8)
-        axes.set_ylabel("Decode speedup over autoregressive, geometric mean of tasks", fontsize=8)
+        axes.set_ylabel("Decode speedup, geometric mean of tasks", fontsize=8)
         axes.set_title(f"{search.name}: {len(found)} trials, {search.prompts} calibration prompts a task")
         figure.legend(
             loc="outside lower center", ncols=2, title="Bars: 95 % intervals. Up and left is better.", title_fontsize=8

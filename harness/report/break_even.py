@@ -19,9 +19,10 @@ from matplotlib.lines import Line2D
 
 from harness.compare import BASELINE, divide
 from harness.cost import Costs, break_even, break_even_at
-from harness.report.figures import LEVEL, STYLE, colour
+from harness.report.figures import LEVEL, PAGE_WIDTH, STYLE, colour
+from harness.report.lines import DASH, Line, RunReport, lines
 from harness.report.paper_points import SETS
-from harness.report.tables import DASH, Line, RunReport, lines, markdown_table
+from harness.report.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,8 @@ def measured_points(reports: Sequence[RunReport]) -> list[Point]:
     points = []
     for report in reports:
         found = list(lines([report]))
-        costs = {(one.task, one.arm): one for one in report.predicted}
         for line in found:
-            blocks, cost = _value(line, "drafting_block_full_rate"), costs.get((line.task, line.arm.arm))
+            blocks, cost = _value(line, "drafting_block_full_rate"), report.prediction.get((line.task, line.arm.arm))
             if line.arm.arm == BASELINE or cost is None or cost.slim_cost is None or blocks is None:
                 continue
             two = _two_tiers(line, found)
@@ -231,12 +231,12 @@ def pairs_figure(points: Sequence[Point]) -> Figure:
         colour_of = {task: colour(1 + place) for place, task in enumerate(tasks)}
         columns = min(3, len(pairs))
         height = -(-len(pairs) // columns)
-        figure = Figure(figsize=(2.6 * columns, 2.1 * height + 0.9), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH / 3 * columns, 2.1 * height + 0.9), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
         for axes, pair in zip(grid, pairs, strict=False):
             _pair_panel(axes, [point for point in points if point.pair == pair], colour_of)
-            axes.set_title("\n".join(fill(part, 38) for part in pair.split(", ", 1)), fontsize=7.5)
+            axes.set_title("\n".join(fill(part, 34) for part in pair.split(", ", 1)), fontsize=7.5)
         for axes in grid[len(pairs) :]:
             axes.set_axis_off()
         for place, axes in enumerate(grid[: len(pairs)]):

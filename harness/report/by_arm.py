@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from harness.compare import BASELINE, divide
 from harness.positions import PositionRow
-from harness.report.figures import LEVEL, MARKERS, RATES, STYLE, arm_label, colour, row_height, wrapped
-from harness.report.tables import DASH, Line, RunReport, lines
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, RATES, STYLE, arm_label, colour, row_height, wrapped
+from harness.report.lines import DASH, Line, RunReport, lines
 
 ROUTES = {"accept": "#0072B2", "regenerate": "#009E73", "escalate": "#D55E00"}
 TIERS = {"draft": "#0072B2", "slim": "#009E73", "full": "#D55E00", "other": "#999999"}
 """A route has the colour of the tier that it trusts."""
 FILLED = 0.84
 """Share of a row that a full bar takes."""
-WIDTH = 7.0
 NAME = 24
 """Letters of an arm's name in a line of its label."""
 
@@ -35,7 +34,7 @@ def names(found: Sequence[Line], several: bool) -> list[str]:
 def rows_figure(arms: Sequence[str], columns: int, height: int, row: float) -> tuple[Figure, NDArray[np.object_]]:
     """``height`` rows of panels that share their axis of arms, each ``row`` inches high or as high as its label."""
     row = row_height([wrapped(arm, NAME) for arm in arms], row)
-    figure = Figure(figsize=(WIDTH, 1.1 + height * (0.65 + row * len(arms))), layout="constrained")
+    figure = Figure(figsize=(PAGE_WIDTH, 1.1 + height * (0.65 + row * len(arms))), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(height, columns, squeeze=False, sharey=True, sharex=True)
 
@@ -188,7 +187,7 @@ def rates_figure(reports: Sequence[RunReport]) -> Figure | None:
             Line2D([], [], linestyle="", marker=MARKERS[i % len(MARKERS)], color=colour(i), markersize=4.5, label=task)
             for i, task in enumerate(tasks)
         ]
-        columns = max(1, min(len(handles), int(WIDTH / (0.5 + 0.08 * max(map(len, tasks))))))
+        columns = max(1, min(len(handles), int(PAGE_WIDTH / (0.5 + 0.08 * max(map(len, tasks))))))
         remark = "Filled: lossless. Hollow: lossy. Bars: 95 % intervals over prompts, where there are any."
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=remark, title_fontsize=8)
     return figure

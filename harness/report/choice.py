@@ -8,9 +8,14 @@ from matplotlib.figure import Figure
 from harness.report.by_arm import rates_figure, routes_figure, time_figure
 from harness.report.drafters import compares_drafters, drafters_figure
 from harness.report.figures import speed_quality_figure
-from harness.report.paper_figures import paper_figure
-from harness.report.tables import RunReport
+from harness.report.lines import RunReport
+from harness.report.paper_figures import TWINS, paper_figure, twin_figures
+from harness.report.predicted_figure import predicted_figure
 
+TWIN = "as_{}"
+"""Of another figure of the paper that a run is a counterpart of too."""
+ENDINGS = ("", *map(TWIN.format, TWINS), "quality", "rates", "routes", "time", "predicted")
+"""What the names of figures' files end in, in the order of a page; nothing for the main one."""
 MOST_RUNS = 12
 """Runs of which a figure can be read: its legend names the arms of each."""
 
@@ -31,22 +36,20 @@ def own_figure(reports: Sequence[RunReport]) -> Figure | None:
 def figures_of(reports: Sequence[RunReport], further: bool = True) -> dict[str, Figure]:
     """All figures of a run, or of several, by what their files' names end in: nothing for the main one.
 
-    Without ``further`` the main one alone; of more runs than a legend can name, none.
+    Without ``further`` the main one and ``predicted``; of more runs than a legend can name, ``predicted`` alone.
 
-    ``quality``: speed beside quality with its front, where the main one is another. ``rates``: where an arm drafts.
-    ``routes``: where a gate had a choice. ``time``: where the clock was read within tiers.
+    ``as_fig8``: of a run that is a counterpart of that figure of the paper too. ``quality``: speed beside quality with
+    its front, where the main one is another. ``rates``: where an arm drafts. ``routes``: where a gate had a choice.
+    ``time``: where the clock was read within tiers. ``predicted``: predicted beside measured speedups, where any was.
     """
-    if len(reports) > MOST_RUNS:
-        return {}
-    if not further:
-        return {"": main_figure(reports)}
-    own = own_figure(reports)
-    quality = speed_quality_figure(reports)
-    found = {
-        "": own or quality,
-        "quality": quality if own else None,
-        "rates": rates_figure(reports),
-        "routes": routes_figure(reports),
-        "time": time_figure(reports),
-    }
-    return {name: figure for name, figure in found.items() if figure}
+    drawn: dict[str, Figure | None] = dict.fromkeys(ENDINGS)
+    if len(reports) <= MOST_RUNS:
+        own = own_figure(reports)
+        drawn[""] = own or speed_quality_figure(reports)
+        if further:
+            if len(reports) == 1:
+                drawn |= {TWIN.format(name): figure for name, figure in twin_figures(reports[0]).items()}
+            drawn["quality"] = speed_quality_figure(reports) if own else None
+            drawn |= {"rates": rates_figure(reports), "routes": routes_figure(reports), "time": time_figure(reports)}
+    drawn["predicted"] = predicted_figure([one for report in reports for one in report.predicted])
+    return {name: figure for name, figure in drawn.items() if figure}

@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour, row_height, wrapped
-from harness.report.tables import Line, RunReport, lines
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour, row_height, wrapped
+from harness.report.lines import Line, RunReport, lines
 
 SHOWN = {
     "speedup_decode": "Decode speedup over autoregressive",
@@ -55,7 +55,7 @@ def drafters_figure(report: RunReport) -> Figure:
         looks = _looks(found)
         names = [wrapped(name, 24) for name in drafters]
         row = row_height(names, 0.27)
-        size = (1.8 + 1.4 * max(2, len(tasks)), 1.4 + 2 * (0.6 + row * len(drafters)))
+        size = (min(PAGE_WIDTH, 1.8 + 1.4 * max(2, len(tasks))), 1.4 + 2 * (0.6 + row * len(drafters)))
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(len(SHOWN), len(tasks), squeeze=False, sharey=True, sharex="row")

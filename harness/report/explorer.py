@@ -21,9 +21,9 @@ from matplotlib.lines import Line2D
 
 from harness.compare import BASELINE
 from harness.errors import UserError, unknown
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour, wrapped
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour, wrapped
+from harness.report.lines import RunReport
 from harness.report.swept import swept_values
-from harness.report.tables import RunReport
 
 OVER_TASKS = ("all_tasks", "headline")
 """What begins the names of numbers over several tasks: other numbers than those of a task."""
@@ -213,7 +213,7 @@ def explored_figure(frame: pd.DataFrame, metric: str = "speedup_decode", x: str 
     rows = -(-len(tasks) // columns)
     with matplotlib.style.context(STYLE):
         height = 2.2 if numeric else 0.5 + max(0.35, 0.14 * len(arms)) * len(places)
-        figure = Figure(figsize=(7.0, 0.9 + 0.2 * len(arms) / 3 + rows * height), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH, 0.9 + 0.2 * len(arms) / 3 + rows * height), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=not numeric).flatten()
         looks = {arm: look(index, lossless) for index, (arm, lossless) in enumerate(arms.items(), 1)}

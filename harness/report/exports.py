@@ -1,15 +1,17 @@
-"""Tables of runs in further formats: LaTeX to paste into a paper, and one page to open in a browser."""
+"""Tables of runs and sweeps in further formats: LaTeX to paste into a paper, and one page to open in a browser."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.errors import UserError, unknown
 from harness.report.formats import PACKAGES, latex_table
-from harness.report.page import run_page
-from harness.report.tables import RunReport, identity, notes, sections
+from harness.report.lines import RunReport
+from harness.report.page import run_page, sweep_page
+from harness.report.tables import identity, notes, sections
 from harness.store import write_atomic
 
 FORMATS = ("html", "latex")
@@ -44,6 +46,19 @@ def write_exports(
     for path, text in files.items():
         write_atomic(path, text)
     return list(files)
+
+
+def sweep_exports(
+    facts: Sequence[str], table: pd.DataFrame, figure: Figure, name: str, formats: Sequence[str]
+) -> dict[str, str]:
+    """A sweep's page and its table in LaTeX, by what their files' names end in, where asked for."""
+    found: dict[str, str] = {}
+    if "html" in formats:
+        found["html"] = sweep_page(facts, table, figure, name)
+    if "latex" in formats:
+        plain = tuple(fact.replace("**", "") for fact in facts)
+        found["tex"] = PACKAGES + latex_table(table, f"Sweep {name}", f"{name}-sweep", plain)
+    return found
 
 
 def run_latex(reports: Sequence[RunReport], name: str) -> str:

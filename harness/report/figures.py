@@ -19,11 +19,13 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from harness.records import MetricRow
-from harness.report.tables import Line, RunReport, lines
+from harness.report.lines import Line, RunReport, lines
 from harness.scoring import METRICS
 from harness.store import write_atomic
 
 STYLE = Path(__file__).with_name("style.mplstyle")
+PAGE_WIDTH = 7.0
+"""Inches. Panels side by side are made for the width of a page of two columns, and no figure is wider."""
 MARKERS = "osD^vPX<"
 LEVEL: dict[str, Any] = {"color": "#777777", "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 """The baseline's level."""
@@ -56,6 +58,11 @@ def colour(index: int) -> str:
     """A colour of the style sheet, which has to be in use; over again after the last."""
     colours = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
     return f"#{colours[index % len(colours)].lstrip('#')}"
+
+
+def small_look(index: int) -> dict[str, Any]:
+    """Colour and marker number ``index`` of a line among several in a small panel."""
+    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
 
 
 def wrapped(name: str, width: int) -> str:
@@ -242,7 +249,7 @@ def speed_quality_figure(reports: Sequence[RunReport]) -> Figure:
     with matplotlib.style.context(STYLE):
         looks, handles = _looks(all_lines, several)
         tasks = list(dict.fromkeys(line.task for line in all_lines))
-        columns = 3 if len(tasks) == 3 else min(2, len(tasks))
+        columns = min(2, len(tasks))
         height = -(-len(tasks) // columns)
         width = max(3.5 * columns, 5.0)
         handles.append(Line2D([], [], label="front: none is better in both", **FRONT))

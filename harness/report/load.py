@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.metrics import complete_prompts
-from harness.report.tables import RunReport, build
+from harness.report.lines import RunReport, build
 from harness.store import read, read_config
 
 

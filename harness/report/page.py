@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from harness.report.figures import STYLE as FIGURE_STYLE
 from harness.report.formats import html_prose, html_table
-from harness.report.tables import DASH, DEFINED, RunReport, definition, faults_of, identity, notes, sections
+from harness.report.lines import DASH, RunReport
+from harness.report.tables import DEFINED, definition, faults_of, identity, notes, sections
 
 STYLE = """
 body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em; color: #222; background: #fff; }
@@ -23,7 +24,7 @@ th { vertical-align: bottom; } thead tr:last-child th { border-bottom: 1px solid
 th[colspan] { text-align: center; }
 .wide td { white-space: nowrap; } .wide td:first-child { white-space: normal; min-width: 8em; max-width: 24em; }
 .wide tbody tr:hover td { background: #f6f6f6; }
-.wide { overflow-x: auto; margin: 1em 0; } figure { margin: 1em 0; } img { max-width: 100%; height: auto; }
+.wide, figure { overflow-x: auto; margin: 1em 0; } img { max-width: 100%; height: auto; }
 th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid #0072b2; }
 th button::after { content: "\\2195"; color: #999; padding-left: 0.3em; }
 th[aria-sort=ascending] button::after { content: "\\2191"; color: #222; }
@@ -31,7 +32,12 @@ th[aria-sort=descending] button::after { content: "\\2193"; color: #222; }
 b { color: #a33d00; } code { font-size: 0.92em; } small { color: #555; }
 @media (max-width: 40em) {
   body { margin: 1em auto; padding: 0 0.6em; } th, td { padding: 0.2em 0.45em; } ul { padding-left: 1.2em; }
-  .wide tbody td:first-child { position: sticky; left: 0; background: #fff; border-right: 1px solid #ddd; }
+  .wide tbody td:nth-child(-n+2) {
+    position: sticky; left: 0; background: #fff; box-sizing: border-box; min-width: 6.2em; max-width: 6.2em;
+    white-space: normal; overflow-wrap: anywhere;
+  }
+  .wide tbody td:nth-child(2) { left: 6.2em; min-width: 8em; max-width: 8em; border-right: 1px solid #ddd; }
+  figure img { max-width: none; }
 }
 @media print { .wide { overflow: visible; } th button::after { content: none !important; } }
 """
@@ -97,6 +103,13 @@ def run_page(reports: Sequence[RunReport], figures: Mapping[str, Figure], name: 
     parts += ["<h2>Definitions</h2>", html_prose(bullets(f"`{known}`: {definition(known)}" for known in DEFINED))]
     parts.append(html_prose(f"{DASH} means undefined (0/0) or not applicable."))
     return page(name, parts)
+
+
+def sweep_page(facts: Sequence[str], shown: pd.DataFrame, figure: Figure, name: str) -> str:
+    """The page of a sweep: what its Markdown says, with the figure."""
+    parts = [html_prose(bullets(facts)), picture(figure, f"{name}: decode speedup over what was swept"), table(shown)]
+    parts.append(html_prose(f"{DASH} means undefined (0/0) or not applicable."))
+    return page(f"Sweep {name}", parts)
 
 
 def table(frame: pd.DataFrame) -> str:

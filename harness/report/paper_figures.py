@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 from harness.compare import BASELINE, divide
 from harness.metrics import DIFFERENCE
 from harness.report.figures import RATES
+from harness.report.lines import Line, RunReport, lines
 from harness.report.paper_panels import Mark, Pane, Points, Series, by_task, mark, panels
-from harness.report.paper_points import paper_points
-from harness.report.tables import Line, RunReport, lines
+from harness.report.paper_points import pair_of, paper_points
 
 SOURCES = {"dimr": "DIMR's mask", "even": "evenly spaced", "random": "random"}
 READINGS = ("strictness", "literal")
@@ -27,6 +27,12 @@ HEADS = {"eagle2+via_sd": "EAGLE-2", "eagle3+via_sd": "EAGLE-3"}
 """The paper's drafters of Fig. 5 that read the full verifier's states, as ours do."""
 THIRD = "_via_sd"
 """Ends the name of an arm that has a slim tier where the arm without this ending has none."""
+
+TWINS = {"fig7": "fig8", "fig8": "fig7"}
+"""Figures of the paper with the same arms on two pairs: on any other model one run is a counterpart of both."""
+
+ASIDE = 0.02
+"""Between the paper's points of neighbouring alpha2 at one alpha1, on the axis of alpha1."""
 
 BARS = "Bars: 95 % intervals over prompts. Every arm with a slim tier is lossy."
 DIGITS = r"([\d.]*\d)"
@@ -39,6 +45,17 @@ def paper_figure(report: RunReport) -> Figure | None:
     """
     draw = DRAWN.get(str(report.settings.get("name")))
     return draw(report) if draw else None
+
+
+def twin_figures(report: RunReport) -> dict[str, Figure]:
+    """The same arms beside the points of another figure of the paper, which differs in its pair alone; by its name.
+
+    None of a run of one of the paper's own pairs.
+    """
+    twin = TWINS.get(str(report.settings.get("name")))
+    if twin is None or pair_of(report.settings) is not None or not (figure := thresholds_figure(report, twin)):
+        return {}
+    return {twin: figure}
 
 
 def arms_of(report: RunReport) -> list[str]:
@@ -239,8 +256,12 @@ def reliance_figure(report: RunReport) -> Figure | None:
     return panels(report, [pane(rate, RATES[rate]) for rate in RELIANCE], "alpha2", remark)
 
 
-def thresholds_figure(report: RunReport) -> Figure | None:
-    """Fig. 7 and 8: speedup and quality over alpha1, one line an alpha2, each reading in columns of its own."""
+def thresholds_figure(report: RunReport, source: str | None = None) -> Figure | None:
+    """Fig. 7 and 8: speedup and quality over alpha1, one line an alpha2, each reading in columns of its own.
+
+    ``source``: whose points of the paper stand behind; None: those of the figure that the run is named after.
+    """
+    own = str(report.settings["name"])
     alphas1, alphas2 = grid(report)
     if not alphas1:
         return None
@@ -254,15 +275,33 @@ def thresholds_figure(report: RunReport) -> Figure | None:
                 yield Series(f"alpha2 {alpha2:g}", index, tuple(marks))
 
         def paper(task: str) -> Points:
-            known = paper_points(str(report.settings["name"]), task, report)
-            return points_of(known, "alpha1") if metric else {}
+            known = paper_points(source or own, task, report)
+            return by_alpha2(known) if metric else {}
 
         return Pane(label.format(reading), series, paper, speed=bool(metric))
 
     kinds = {"speedup_decode": "Speedup,\n{}", "": "Quality,\n{}\n"}
     panes = [pane(metric, label, reading) for metric, label in kinds.items() for reading in READINGS]
     remark = f"Hollow: no token can be regenerated, so that alpha1 does not matter. {BARS}"
-    return panels(report, panes, "alpha1", remark)
+    remark += " The paper's points of an alpha1 stand side by side."
+    if source is not None:
+        remark += f" Ours are those of the run {own}: the paper's {source} has its arms on another pair."
+    figure = panels(report, panes, "alpha1", remark)
+    figure.axes[0].set_xticks(alphas1[:: 1 + len(alphas1) // 4])  # shared by all panels
+    return figure
+
+
+def by_alpha2(known: pd.DataFrame) -> Points:
+    """The paper's points over alpha1, those of each alpha2 by themselves and a little aside: else they hide another."""
+    alphas2 = known.method.str.extract(rf"alpha2={DIGITS}")[0]
+    found: dict[str, list[tuple[float, float]]] = {}
+    every = sorted(set(alphas2))
+    for place, alpha2 in enumerate(every):
+        aside = ASIDE * (place - (len(every) - 1) / 2)
+        for label, points in points_of(known[alphas2 == alpha2], "alpha1").items():
+            named = label.replace("paper,", f"paper, alpha2 {alpha2},")
+            found[named] = [(x + aside, y) for x, y in points]
+    return found
 
 
 # Fig. 9: gamma.

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.records import MetricRow
-from harness.report.figures import LEVEL, MARKERS, METRIC_LABELS, STYLE, colour
+from harness.report.figures import LEVEL, MARKERS, METRIC_LABELS, PAGE_WIDTH, STYLE, colour
+from harness.report.lines import Line, RunReport, lines
 from harness.report.paper_points import paper_look
-from harness.report.tables import Line, RunReport, lines
 
 WIDTHS = {1: 4.2, 2: 5.8}
-"""Inches by columns of panels; 7, a page's width, with more."""
+"""Inches by columns of panels; with more a page's width."""
 BETWEEN = 0.7
 """Share of the room between two tasks that their marks take."""
 
@@ -76,7 +76,7 @@ def panels(report: RunReport, panes: Sequence[Pane], x_label: str, remark: str) 
     columns = (2 if len(tasks) == 4 else min(3, len(tasks))) if single else len(panes)
     height = -(-len(tasks) // columns) if single else len(tasks)
     with matplotlib.style.context(STYLE):
-        width = WIDTHS.get(columns, 7.0)
+        width = WIDTHS.get(columns, PAGE_WIDTH)
         figure = Figure(figsize=(width, 1.3 + (1.8 if single else 1.55) * height), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, columns, squeeze=False, sharex=True)
@@ -112,7 +112,7 @@ def by_task(report: RunReport, panes: Sequence[Pane], remark: str) -> Figure:
     tasks = list(dict.fromkeys(line.task for line in found))
     with matplotlib.style.context(STYLE):
         height = -(-len(panes) // 2)
-        figure = Figure(figsize=(7.0, 1.5 + 2.1 * height), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH, 1.5 + 2.1 * height), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, 2, squeeze=False, sharex=True).flatten()
         labels = list(dict.fromkeys(label for pane in panes for task in tasks for label in pane.paper(task)))
@@ -209,7 +209,7 @@ def legend(figure: Figure, handles: Mapping[str, Artist], labels: Sequence[str],
     """Below everything: ours, then the paper's ``labels``, as many a row as fit; above them the remark."""
     ordered = [*(one for name, one in handles.items() if name not in labels), *(handles[name] for name in labels)]
     width = figure.get_figwidth()
-    entry = 0.55 + 0.075 * max((len(str(one.get_label())) for one in ordered), default=1)
+    entry = 0.55 + 0.065 * max((len(str(one.get_label())) for one in ordered), default=1)
     text = remark if labels else f"{remark} The paper has no points to set beside these."
     figure.legend(
         handles=ordered,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from harness.report.tables import RunReport
-
-NUMBERS = Path(__file__).resolve().parents[2] / "results" / "paper" / "numbers.csv"
+from harness.errors import UserError
+from harness.report.lines import RunReport
+from harness.report.paper_numbers import PAPER, read_numbers
 
 SETS = {
     "webq": "web_questions",
@@ -42,7 +42,7 @@ def paper_points(source: str, task: str | None, report: RunReport) -> pd.DataFra
     Those of another temperature than the run's are left out, and those of other pairs where the run's own is among
     them. A column ``label`` names pair and origin. Empty where nothing is left, or the file is not there.
     """
-    known = read(NUMBERS)
+    known = numbers_in(PAPER)
     named = known.task.map(lambda name: SETS.get(name, name))
     known = known[(known.source == source) & (named.isna() if task is None else named == task)]
     known = known[known.temperature.isna() | (known.temperature == report.run.temperature)]
@@ -53,12 +53,13 @@ def paper_points(source: str, task: str | None, report: RunReport) -> pd.DataFra
 
 
 @cache
-def read(path: Path) -> pd.DataFrame:
-    """The file, or none of its rows where it is not there."""
-    if path.is_file():
-        return pd.read_csv(path)
-    columns = ("source", "pair", "method", "task", "temperature", "metric", "value", "origin")
-    return pd.DataFrame(columns=columns, dtype=object)
+def numbers_in(folder: Path) -> pd.DataFrame:
+    """The paper's numbers, or none where the file is not there: ours are drawn without."""
+    try:
+        return read_numbers(folder)
+    except UserError:
+        columns = ("source", "pair", "method", "task", "temperature", "metric", "value", "origin")
+        return pd.DataFrame(columns=columns, dtype=object)
 
 
 def pair_of(settings: Mapping[str, Any]) -> str | None:

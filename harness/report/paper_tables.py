@@ -10,15 +10,19 @@ import pandas as pd
 
 from harness.errors import UserError, unknown
 from harness.report.formats import PACKAGES, html_prose, latex_table
+from harness.report.lines import DASH
 from harness.report.page import bullets, page
 from harness.report.page import table as html_part
+from harness.report.paper_numbers import read_numbers
 from harness.report.paper_tables_cells import Cell, cells
-from harness.report.paper_tables_sources import Source, read_failures, read_numbers, read_sources
+from harness.report.paper_tables_sources import Source, read_failures, read_sources
 from harness.report.paper_tables_spec import TABLES, PaperTable
-from harness.report.tables import DASH, markdown_table
+from harness.report.predicted import REMARK, with_error
+from harness.report.tables import markdown_table
 from harness.store import check_writable, write_atomic, writing
 
 ALL = "all"
+FORETOLD = "predicted (error); ceiling"
 READING = (
     "A cell: ours / the paper's (ours - the paper's). A dash: not there, and below stands why. Rows of other models "
     "than the paper's have no value of the paper beside them. **lossy**: the output is not the full verifier's law."
@@ -47,8 +51,8 @@ def paper_cells(results_dir: str | Path, names: object = ALL) -> dict[str, list[
         UserError: no such table, or a run that cannot be read.
     """
     root, tables, numbers = Path(results_dir), chosen(names), read_numbers()
-    sources = read_sources(root, tables)
-    return {table.name: cells(table, sources[table.name], numbers, read_failures(root, table)) for table in tables}
+    sources, failures = read_sources(root, tables), read_failures(root, tables)
+    return {table.name: cells(table, sources[table.name], numbers, failures[table.name]) for table in tables}
 
 
 def write_paper_tables(results_dir: str | Path, names: object = ALL, one_page: bool = False) -> list[Path]:
@@ -102,6 +106,8 @@ def tidy_frame(table: PaperTable, table_cells: Sequence[Cell]) -> pd.DataFrame:
                 "ours_high": cell.ours.high,
                 "paper": cell.paper,
                 "difference": cell.difference,
+                "predicted": cell.predicted,
+                "ceiling": cell.ceiling,
                 "n": cell.ours.n,
                 "run": cell.source and cell.source.name,
                 "seed": cell.source and cell.source.seed,
@@ -115,12 +121,18 @@ def tidy_frame(table: PaperTable, table_cells: Sequence[Cell]) -> pd.DataFrame:
 
 
 def frame(table: PaperTable, table_cells: Sequence[Cell]) -> pd.DataFrame:
-    """The table as text, in the paper's rows and columns; two rows of heads: sets, then metrics."""
+    """The table as text, in the paper's rows and columns; two rows of heads: sets, then metrics.
+
+    Behind a column of speedups stand our predictions and ceilings, where any row has them.
+    """
+    foretold = {cell.column for cell in table_cells if cell.predicted is not None or cell.ceiling is not None}
     found: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for cell in table_cells:
         method = f"{cell.row.label}, **lossy**" if lossy(cell, table_cells) else cell.row.label
         line = found.setdefault((cell.block.label, method), {})
         line[cell.column.group, cell.column.label] = shown(cell)
+        if cell.column in foretold:
+            line[cell.column.group, f"{cell.column.label}: {FORETOLD}"] = shown_foretold(cell)
     heads = [("", "models"), ("", "method"), *next(iter(found.values()))]
     lines = [[*names, *line.values()] for names, line in found.items()]
     return pd.DataFrame(lines, columns=pd.MultiIndex.from_tuples(heads))
@@ -140,6 +152,13 @@ def shown(cell: Cell) -> str:
     return f"{ours} / {paper}" + ("" if cell.difference is None else f" ({cell.difference:+.{digits}f})")
 
 
+def shown_foretold(cell: Cell) -> str:
+    """``1.31 (-2 %); 2.90``: the prediction of ours with its error, and the ceiling; a dash in place of either."""
+    predicted = with_error(cell.predicted, cell.ours.value, DASH)
+    most = DASH if cell.ceiling is None else f"{cell.ceiling:.2f}"
+    return DASH if predicted == most == DASH else f"{predicted}; {most}"
+
+
 def flat(table_frame: pd.DataFrame) -> pd.DataFrame:
     """One row of heads: "WebQ accuracy"."""
     return table_frame.set_axis([" ".join(filter(None, names)) for names in table_frame.columns], axis="columns")
@@ -152,7 +171,10 @@ def sources_of(table_cells: Sequence[Cell]) -> list[Source]:
 
 def remarks(table: PaperTable, table_cells: Sequence[Cell]) -> list[str]:
     """How to read the table, and what its runs say of themselves."""
-    said = [source.note for source in sources_of(table_cells) if source.note]
+    sources = sources_of(table_cells)
+    said = [source.note for source in sources if source.note]
+    if any(cell.column.ours == "speedup_decode" and cell.source is not None for cell in table_cells):
+        said += [f"Predicted and ceiling are of ours. {REMARK}", *(line for one in sources for line in one.unpredicted)]
     return [READING, *table.notes, *dict.fromkeys(said)]
 
 

@@ -6,7 +6,7 @@ with the paper's models, at its gamma and temperature; any other one gets rows o
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,6 +14,7 @@ import pandas as pd
 
 from harness.report.paper_tables_sources import Number, Source
 from harness.report.paper_tables_spec import Column, Pair, PaperTable, Row
+from harness.report.predicted import CEILING, PREDICTED
 
 Published = dict[tuple[str, str, str, str], list[tuple[float | None, float]]]
 
@@ -34,7 +35,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Cell:
-    """``ours`` in the paper's unit; where it has no value, ``why``."""
+    """``ours`` in the paper's unit; where it has no value, ``why``.
+
+    ``predicted`` and ``ceiling``: of our decode speedup, as ``harness.report.predicted`` has them; else without value.
+    """
 
     block: Block
     row: Row
@@ -43,6 +47,8 @@ class Cell:
     paper: float | None
     source: Source | None
     why: str
+    predicted: float | None = None
+    ceiling: float | None = None
 
     @property
     def lossy(self) -> bool:
@@ -68,7 +74,8 @@ def cells(
                 continue  # neither the paper has it nor we
             for column in table.columns:
                 ours, source, why = measured(block, row, column)
-                found.append(Cell(block, row, column, ours, published(known, block, row, column), source, why))
+                theirs = published(known, block, row, column)
+                found.append(Cell(block, row, column, ours, theirs, source, why, *foretold(source, row, column)))
     return found
 
 
@@ -172,6 +179,14 @@ def measured(block: Block, row: Row, column: Column) -> tuple[Number, Source | N
         if (number := number_of(source, row, column)) is not None:
             return number, source, ""
     return nothing, None, missing(asked[0], row, column) if asked else f"no run at temperature {wanted:g}"
+
+
+def foretold(source: Source | None, row: Row, column: Column) -> tuple[float | None, float | None]:
+    """Prediction and ceiling of a decode speedup of ours; None where there is none, and of everything else."""
+    if source is None or column.ours != "speedup_decode":
+        return None, None
+    predicted, most = (number_of(source, row, replace(column, ours=metric)) for metric in (PREDICTED, CEILING))
+    return predicted and predicted.value, most and most.value
 
 
 def number_of(source: Source, row: Row, column: Column) -> Number | None:

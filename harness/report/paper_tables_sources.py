@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from harness import sweeps
 from harness.errors import UserError
+from harness.records import commit_text
+from harness.report.lines import DASH, RunReport
 from harness.report.load import load_if_any
-from harness.report.paper_points import NUMBERS
 from harness.report.paper_tables_spec import PaperTable
-from harness.report.tables import DASH, RunReport
+from harness.report.predicted import predicted_rows, unpredicted
 from harness.store import RUN, is_finished, read_config
 
 SEARCHED = 0.45
@@ -33,7 +32,8 @@ class Number(NamedTuple):
 class Source:
     """What was measured: a finished run, or a search of a mask.
 
-    ``values``  by (arm, task, metric). ``full`` and ``drafter`` as they were chosen, ``prompts`` a task.
+    ``values``  by (arm, task, metric), predicted speedups and ceilings among them; ``unpredicted``: why others are not.
+    ``full`` and ``drafter`` as they were chosen, ``prompts`` a task.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Source:
     lossy: frozenset[str] = frozenset()
     not_run: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    unpredicted: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -66,17 +67,6 @@ class Source:
             f"commit {self.commit}",
         ]
         return "; ".join(filter(None, facts))
-
-
-def read_numbers(path: Path = NUMBERS) -> pd.DataFrame:
-    """The paper's values, a row each.
-
-    Raises:
-        UserError: the file is not there.
-    """
-    if not path.is_file():
-        raise UserError(f"{path} is not there: restore it, for it holds the paper's numbers.")
-    return pd.read_csv(path)
 
 
 def read_sources(results_dir: Path, tables: Sequence[PaperTable]) -> dict[str, list[Source]]:
@@ -105,8 +95,9 @@ def of_run(report: RunReport) -> Source:
     run, settings = report.run, report.settings
     env = run.env
     drafter = settings.get("drafter") or {}
-    values = {(row.arm, row.task, row.metric): Number(row.value, row.low, row.high, row.n) for row in report.rows}
-    commit = commit_of(run.git_commit, run.git_dirty)
+    rows = (*report.rows, *predicted_rows(report.rows, report.predicted))
+    values = {(row.arm, row.task, row.metric): Number(row.value, row.low, row.high, row.n) for row in rows}
+    commit = commit_text(run.git_commit, run.git_dirty)
     return Source(
         name=run.run_id,
         model=run.model,
@@ -122,12 +113,8 @@ def of_run(report: RunReport) -> Source:
         lossy=frozenset(arm.arm for arm in run.arms if not arm.lossless),
         not_run=report.not_run,
         note=report.remark,
+        unpredicted=tuple(unpredicted(report.predicted)),
     )
-
-
-def commit_of(commit: str | None, dirty: bool | None) -> str:
-    """As it stands under a table."""
-    return DASH if commit is None else commit[:12] + (" (dirty)" if dirty else "")
 
 
 def of_card(path: Path) -> Source | None:
@@ -143,7 +130,7 @@ def of_card(path: Path) -> Source | None:
     kind = (card.get("skip_ratio"), card.get("units"), card.get("cache_mode"))
     if kind != (SEARCHED, "layers", "shared") or "search_s" not in card:
         return None
-    commit = commit_of(card.get("git_commit"), card.get("git_dirty"))
+    commit = commit_text(card.get("git_commit"), card.get("git_dirty"))
     calibration = {task: int(data["rows"]) for task, data in card.get("calibration", {}).items()}
     minutes = Number(card["search_s"] / 60)
     return Source(
@@ -154,16 +141,23 @@ def of_card(path: Path) -> Source | None:
     )
 
 
-def read_failures(results_dir: Path, table: PaperTable) -> dict[str, str]:
-    """Why cells of this table's sweep failed, by the name of the model.
+def read_failures(results_dir: Path, tables: Sequence[PaperTable]) -> dict[str, dict[str, str]]:
+    """Why cells of each table's sweeps failed, by the name of the model.
 
     Raises:
         UserError: a sweep that cannot be read.
     """
+    cells: dict[str, list[sweeps.CellRecord]] = {table.name: [] for table in tables}
+    for path in (results_dir / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}"):
+        if (name := sweeps.read_sweep(path.parent).name) in cells:
+            cells[name] += sweeps.read_cells(path.parent)
+    return {name: failures_of(mine) for name, mine in cells.items()}
+
+
+def failures_of(cells: Sequence[sweeps.CellRecord]) -> dict[str, str]:
+    """By the name of the model; of several failures the last one launched counts."""
     found = {}
-    folders = [path.parent for path in (results_dir / sweeps.FOLDER).glob(f"*/{sweeps.SWEEP}")]
-    cells = [cell for one in folders if sweeps.read_sweep(one).name == table.name for cell in sweeps.read_cells(one)]
-    for cell in sorted(cells, key=lambda cell: cell.launch):  # by time: the last failure counts
+    for cell in sorted(cells, key=lambda cell: cell.launch):
         models = [part.partition("=")[2] for part in cell.overrides.split() if part.startswith("model=")]
         if models and cell.state == "failed" and cell.error:
             found[models[-1]] = cell.error

@@ -7,7 +7,7 @@ assumptions, not that it was not measured: they are printed with it, so that a r
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -24,10 +24,7 @@ from harness.cost import (
     weight_share,
 )
 from harness.errors import UserError
-from harness.report.tables import DASH
-
-PAPER = Path("results/paper")
-NUMBERS, CONFIGS = "numbers.csv", "configs.csv"
+from harness.report.lines import DASH
 
 PAIRS = {
     "gemma2_2b_9b": ("gemma2_2b", "gemma2_9b"),
@@ -93,29 +90,6 @@ class Assumptions:
             "at its rejection: the share of drafts kept is 1 - the published rejection, still without any full pass in "
             "three tiers and with a bonus token",
         ]
-
-
-def read_shapes(folder: Path = PAPER) -> tuple[dict[str, Shape], dict[str, str]]:
-    """Shapes by model, and where each was read.
-
-    Raises:
-        UserError: the file is not there.
-    """
-    frame = _read(folder / CONFIGS)
-    names = [field.name for field in fields(Shape)]
-    shapes = {row["model"]: Shape(**{name: row[name] for name in names}) for row in frame.to_dict("records")}
-    return shapes, dict(zip(frame["model"], frame["read_in"], strict=True))
-
-
-def read_numbers(folder: Path = PAPER) -> pd.DataFrame:
-    """The paper's values, a row each."""
-    return _read(folder / NUMBERS)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise UserError(f"{path} is not there: run from the checkout's folder, where results/paper is.")
-    return pd.read_csv(path)
 
 
 def plausibility(

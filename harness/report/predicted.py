@@ -9,7 +9,7 @@ constants for the costs and one acceptance for all drafts.
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -31,11 +31,13 @@ from harness.records import ArmRecord, BlockTrace, MetricRow, RunRecord, SampleR
 from harness.traces import DRAFT, FULL, SLIM, Forward, Untraced, faultless, forwards, layout
 
 REMARK = (
-    "Predicted: from the trace and the run's own times by rows, context and tier, fitted on the other half of the "
-    "prompts. Ceiling: the same costs and block lengths with every draft accepted and no full pass but those that two "
-    "tiers and plain steps cannot do without. c, c': drafting one token, and a slim forward, in full passes over one "
-    "token. Closed form: tokens a block by one acceptance rate over gamma c + 1, or over gamma c + c' + P(a block "
-    "escalates). Errors: prediction / measurement - 1."
+    "Predicted: the decode speedup from the trace and the run's own times by rows, context and tier, fitted on the "
+    "other half of the prompts; in brackets prediction / measurement - 1. Ceiling: the same costs and block lengths "
+    "with every draft accepted and no full pass but those that two tiers and plain steps cannot do without."
+)
+COSTS = (
+    "c, c': drafting one token, and a slim forward, in full passes over one token. Closed form: tokens a block by one "
+    "acceptance rate over gamma c + 1, or over gamma c + c' + P(a block escalates)."
 )
 
 ALONE = "each half of the prompts needs one of every tier, timed while nothing else was measured"
@@ -102,26 +104,47 @@ class _Prompt:
 def predictions(
     run: RunRecord, samples: Sequence[SampleRecord], rows: Sequence[MetricRow], settings: Mapping[str, Any]
 ) -> list[Prediction]:
-    """Of every arm but the baseline, task by task. Empty where the baseline is not among the arms."""
+    """Of every arm but the baseline, task by task. Empty where the baseline is not among the arms.
+
+    An error in predicting is a reason like any other: what was measured is worth the same without.
+    """
+    arms = {one.arm: one for one in run.arms}
+    spans = {(row.task, row.arm): row for row in rows if row.metric == "speedup_decode"}
+    asked = [(task, arm) for task, arm in spans if arm != BASELINE and (task, BASELINE) in spans]
+    try:
+        return _predictions(run, samples, rows, settings, {cell: spans[cell] for cell in asked})
+    except Exception as error:
+        why = f"predicting failed ({type(error).__name__}: {error})"
+        return [_unpredicted(run, arms[arm], spans[task, arm], why) for task, arm in asked]
+
+
+def _unpredicted(run: RunRecord, arm: ArmRecord, span: MetricRow, why: str) -> Prediction:
+    measured = (span.value, span.low, span.high)
+    return Prediction(run.run_id, span.task, arm.arm, arm.lossless, None, None, *measured, None, None, None, why)
+
+
+def _predictions(
+    run: RunRecord,
+    samples: Sequence[SampleRecord],
+    rows: Sequence[MetricRow],
+    settings: Mapping[str, Any],
+    spans: Mapping[tuple[str, str], MetricRow],
+) -> list[Prediction]:
+    """Of the arms and tasks of ``spans``, the speedups that were measured."""
     known: dict[tuple[str, str], dict[str, float | None]] = defaultdict(dict)
-    spans = {}
     for row in rows:
         known[row.task, row.arm][row.metric] = row.value
-        if row.metric == "speedup_decode":
-            spans[row.task, row.arm] = row
     prompts, reasons = _replayed(run, merged(samples), settings)
     speeds = _speeds(prompts)
     found = []
-    for (task, arm), numbers in known.items():
+    for (task, arm), span in spans.items():
         record = next(one for one in run.arms if one.arm == arm)
-        if arm == BASELINE or (task, BASELINE) not in known:
-            continue
+        numbers = known[task, arm]
         base, mine = speeds.get((task, BASELINE)), speeds.get((task, arm))
         predicted = ceiling = None
         if base and mine:
             predicted, ceiling = divide(mine[0], base[0]), divide(mine[1], base[0])
         costs = _costs(numbers, known[task, BASELINE])
-        span = spans[task, arm]
         why = "" if predicted is not None else reasons.get(arm) or ALONE
         found.append(
             Prediction(
@@ -279,43 +302,72 @@ def _closed_form(
 
 # For tables.
 
+PREDICTED, CEILING = "speedup_decode_predicted", "speedup_decode_ceiling"
+DEFINITIONS = {
+    PREDICTED: "What the trace and the times of the other half of the prompts say of speedup_decode.",
+    CEILING: "The same with every draft accepted, and no full pass but those that cannot be done without.",
+}
 
-def predicted_frame(found: Sequence[Prediction], several: bool, dash: str) -> pd.DataFrame:
-    """One line per task and arm, as text; the run only where there is more than one."""
 
-    def shown(value: float | None, form: str = ".2f") -> str:
-        return dash if value is None else f"{value:{form}}"
+def predicted_rows(rows: Sequence[MetricRow], found: Sequence[Prediction]) -> list[MetricRow]:
+    """Prediction and ceiling as rows like those of the measured speedups among ``rows``; without intervals."""
+    known = {(row.task, row.arm): row for row in rows if row.metric == "speedup_decode"}
+    return [
+        replace(known[one.task, one.arm], metric=metric, value=value, low=None, high=None)
+        for one in found
+        for metric, value in ((PREDICTED, one.predicted), (CEILING, one.ceiling))
+    ]
 
-    lines = []
-    for one in found:
-        span = "" if one.low is None or one.high is None else f" [{one.low:.2f}, {one.high:.2f}]"
-        lines.append(
+
+def beside(one: Prediction | None, dash: str) -> dict[str, str]:
+    """The columns that stand beside a measured speedup: ``1.31 (-2 %)`` and the ceiling; dashes where there is none."""
+    predicted, measured, most = (None,) * 3 if one is None else (one.predicted, one.measured, one.ceiling)
+    return {"predicted (error)": with_error(predicted, measured, dash), "ceiling": _shown(most, dash)}
+
+
+def with_error(predicted: float | None, measured: float | None, dash: str) -> str:
+    """``1.31 (-2 %)``; the dash for what was not predicted."""
+    error = _error(predicted, measured)
+    return _shown(predicted, dash) + ("" if error is None else f" ({round(100 * error):+d} %)")
+
+
+def costs_frame(found: Sequence[Prediction], several: bool, dash: str) -> pd.DataFrame:
+    """One line per task and arm, as text: what does not stand beside the speedup; the run only with several."""
+    return pd.DataFrame(
+        [
             {
                 **({"run": one.run_id} if several else {}),
-                **{"task": one.task, "arm": one.arm, "lossless": "yes" if one.lossless else "**lossy**"},
-                **{"c": shown(one.draft_cost), "c'": shown(one.slim_cost)},
-                "speedup, decode": shown(one.measured) + span,
-                "predicted": shown(one.predicted),
-                "error": shown(one.error, "+.1%"),
-                "ceiling": shown(one.ceiling),
-                "of the ceiling": shown(
-                    None if one.measured is None else divide(one.measured, one.ceiling or 0), ".0%"
-                ),
-                "closed form": shown(one.closed),
-                "its error": shown(one.closed_error, "+.1%"),
-                "no prediction": one.why or dash,
+                **{"task": one.task, "arm": one.arm},
+                **{"c": _shown(one.draft_cost, dash), "c'": _shown(one.slim_cost, dash)},
+                "of the ceiling": dash if not one.measured or not one.ceiling else f"{one.measured / one.ceiling:.0%}",
+                "closed form": _shown(one.closed, dash),
+                "its error": dash if one.closed_error is None else f"{one.closed_error:+.1%}",
             }
-        )
-    return pd.DataFrame(lines)
+            for one in found
+        ]
+    )
 
 
-def predicted_remark(found: Sequence[Prediction]) -> str:
+def _shown(value: float | None, dash: str) -> str:
+    return dash if value is None else f"{value:.2f}"
+
+
+def costs_remark(found: Sequence[Prediction]) -> str:
     """How to read the table, and the median errors of both predictions."""
     mine, closed = median_error(one.error for one in found), median_error(one.closed_error for one in found)
     if mine is None:
-        return REMARK
-    said = f"Median absolute error: {mine:.1%}" + ("" if closed is None else f", of the closed form {closed:.1%}")
-    return f"{REMARK} {said}."
+        return COSTS
+    said = f"Median absolute error of the predictions: {mine:.1%}"
+    return f"{COSTS} {said}" + ("." if closed is None else f", of the closed form {closed:.1%}.")
+
+
+def unpredicted(found: Sequence[Prediction]) -> list[str]:
+    """Why arms have no prediction, each reason once, in a line that names them."""
+    arms: dict[str, list[str]] = defaultdict(list)
+    for one in found:
+        if one.why and one.arm not in arms[one.why]:
+            arms[one.why].append(one.arm)
+    return [f"Not predicted: {', '.join(named)}: {why}" for why, named in arms.items()]
 
 
 def predicted_csv(found: Sequence[Prediction]) -> str:

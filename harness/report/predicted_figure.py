@@ -1,7 +1,6 @@
 """Predicted beside measured speedups: a point for each arm and task, the diagonal, and where the closed form lies."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -9,10 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour, save
-from harness.report.predicted import Prediction, median_error, predicted_csv
-from harness.report.tables import RunReport
-from harness.store import write_atomic
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour
+from harness.report.predicted import Prediction, median_error
 
 NEAR = 0.1
 """Relative error up to which a prediction is near: the grey band."""
@@ -20,15 +17,18 @@ NEAR = 0.1
 Read = Callable[[Prediction], float | None]
 
 
-def predicted_figure(found: Sequence[Prediction]) -> Figure:
+def predicted_figure(found: Sequence[Prediction]) -> Figure | None:
     """Left the prediction from trace and measured times, right the closed form, both over the measured speedup.
 
-    Colour and marker stand for a task; lossy arms are hollow; bars are the 95 % intervals of what was measured.
+    Colour and marker stand for a task; lossy arms are hollow; bars are the 95 % intervals of what was measured. None
+    where no arm could be predicted.
     """
+    if not any(one.predicted is not None for one in found):
+        return None
     tasks = list(dict.fromkeys(one.task for one in found))
     with matplotlib.style.context(STYLE):
         looks = {task: (colour(1 + place), MARKERS[place % len(MARKERS)]) for place, task in enumerate(tasks)}
-        figure = Figure(figsize=(7.0, 4.0 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH, 4.3 + 0.2 * -(-len(tasks) // 4)), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         kinds: tuple[tuple[str, Read, Read], ...] = (
@@ -40,7 +40,7 @@ def predicted_figure(found: Sequence[Prediction]) -> Figure:
         for axes, (title, read, error) in zip(panels, kinds, strict=True):
             _draw(axes, found, looks, read, highest)
             middle = median_error(error(one) for one in found)
-            axes.set_title(title if middle is None else f"{title}: median error {middle:.1%}")
+            axes.set_title(title if middle is None else f"{title}\nmedian error {middle:.1%}")
             axes.set_xlabel("Measured decode speedup")
         panels[0].set_xlim(0, highest)
         panels[0].set_ylim(0, highest)
@@ -84,13 +84,3 @@ def _draw(
             markerfacecolor=shade if one.lossless else "white",
             zorder=3,
         )
-
-
-def write_predicted(reports: Sequence[RunReport], tables: Path, figures: Path, name: str) -> list[Path]:
-    """``<name>_predicted.csv`` and the figure; nothing where no arm could be predicted."""
-    found = [one for report in reports for one in report.predicted]
-    if not any(one.predicted is not None for one in found):
-        return []
-    path = tables / f"{name}_predicted.csv"
-    write_atomic(path, predicted_csv(found))
-    return [path, *save(predicted_figure(found), figures, f"{name}_predicted")]

@@ -20,7 +20,8 @@ from harness.compare import BASELINE, output_tokens
 from harness.errors import UserError
 from harness.pairing import merged
 from harness.records import RunRecord, SampleRecord
-from harness.report.tables import DASH, markdown_table
+from harness.report.lines import DASH
+from harness.report.tables import markdown_table
 from harness.roofline import Load, Machine, Timed, errors, forward_s, parts_s
 from harness.traces import DRAFT, FULL, SLIM, Layout, Untraced, forwards, layout
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.report.figures import LEVEL, MARKERS, STYLE, colour
+from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour
 from harness.report.scale import ScaleRow
 from harness.roofline import Machine, Timed, errors
 
@@ -26,7 +26,9 @@ def scale_figure(rows: Sequence[ScaleRow]) -> Figure:
         columns = min(2, len(pairs))
         height = -(-len(pairs) // columns)
         legend_rows = -(-(len(arms) + len(machines)) // 4)
-        figure = Figure(figsize=(3.5 * columns, 2.3 * height + 0.22 * legend_rows + 0.4), layout="constrained")
+        figure = Figure(
+            figsize=(PAGE_WIDTH / 2 * columns, 2.3 * height + 0.22 * legend_rows + 0.4), layout="constrained"
+        )
         FigureCanvasAgg(figure)
         grid = figure.subplots(height, columns, squeeze=False, sharex=True, sharey=True).flatten()
         handles = []
@@ -87,7 +89,7 @@ def thousands(value: float) -> str:
 def validation_figure(checks: Sequence[tuple[str, Machine, Sequence[Timed]]]) -> Figure:
     """A panel for each set of constants: predicted over measured milliseconds of a forward, a colour for each tier."""
     with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(3.5 * len(checks), 3.7), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH / 2 * len(checks), 3.7), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(checks), squeeze=False, sharex=True, sharey=True)[0]
         tiers = list(dict.fromkeys(one.tier for _, _, timed in checks for one in timed))

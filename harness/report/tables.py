@@ -3,11 +3,8 @@
 Markdown and console round for reading; the CSV is tidy (one number a line) and in full precision.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
@@ -17,293 +14,46 @@ from rich.text import Text
 
 from harness.compare import BASELINE, DIVERGENCE_METRICS, PAIR_METRICS
 from harness.fidelity import FIDELITY_METRICS
-from harness.metrics import DIFFERENCE, RATIOS, rows
-from harness.pairing import merged, remarks
-from harness.positions import PositionRow, position_rows
-from harness.quality import scorers
-from harness.records import ArmRecord, Divergence, FidelityRecord, MetricRow, RunRecord, SampleRecord
+from harness.metrics import RATIOS
+from harness.records import Divergence, commit_text
 from harness.report import pass_at_k
-from harness.report.predicted import Prediction, predicted_frame, predicted_remark, predictions
-from harness.report.quality import quality_frame, reading, signed
-from harness.scoring import METRICS
+from harness.report.frames import (
+    FIDELITY_COLUMNS,
+    RATE_COLUMNS,
+    ROUTE_COLUMNS,
+    TIME_COLUMNS,
+    fidelity_frame,
+    positions_frame,
+    rates_frame,
+    results_frame,
+    tidy_frame,
+    tidy_positions_frame,
+    times_frame,
+)
+from harness.report.lines import DASH, RunReport, lines, number
+from harness.report.predicted import (
+    DEFINITIONS,
+    REMARK,
+    costs_frame,
+    costs_remark,
+    predicted_csv,
+    unpredicted,
+)
+from harness.report.quality import quality_frame, reading
 from harness.store import DIVERGENCES, write_atomic
 
-DASH = "–"  # noqa: RUF001  an en dash, so that an undefined number is no minus sign
-
-RATE_COLUMNS = (
-    "reject_rate",
-    "draft_waste",
-    "full_rate",
-    "block_full_rate",
-    "drafting_block_full_rate",
-    "mean_accept_length",
-    "accepted_drafts_per_block",
-    "mean_drafted",
-    "plain_steps",
-)
-ROUTE_COLUMNS = ("accept_share", "regenerate_share", "escalate_share")
-TIME_COLUMNS = {
-    "mean_prompt_tokens": 1,
-    "input_cut_share": 2,
-    "length_stop_share": 2,
-    "mean_prefill_s": 3,
-    "mean_decode_s": 3,
-    "decode_tokens_per_s": 2,
-    "end_to_end_tokens_per_s": 2,
-    "draft_pass_ms": 1,
-    "slim_pass_ms": 1,
-    "full_pass_ms": 1,
-    "draft_time_share": 3,
-    "slim_time_share": 3,
-    "full_time_share": 3,
-}
-"""Columns of the table of times, with their decimals."""
-FIDELITY_COLUMNS = (
-    *("token_agreement", "exact_sequence_share", "first_divergence"),
-    *(known.name for known in FIDELITY_METRICS),
-)
 DEFINED = (
-    *("speedup_decode", "speedup_end_to_end", "near_ties", "faults"),
+    *("speedup_decode", *DEFINITIONS, "speedup_end_to_end", "near_ties", "faults"),
     *(*FIDELITY_COLUMNS, *RATE_COLUMNS, *ROUTE_COLUMNS, *TIME_COLUMNS),
 )
 """Metrics whose definitions stand below the tables."""
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """What the tables and the figure of one run are made of. ``settings`` is its ``config.yaml``.
-
-    ``scorers``: who computed which quality, as ``harness.quality.scorers`` has it. ``programs``: those that passed.
-    ``remarks``: how its times came about, as ``harness.pairing.remarks`` has it.
-    """
-
-    run: RunRecord
-    rows: tuple[MetricRow, ...]
-    positions: tuple[PositionRow, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""
-    divergences: tuple[Divergence, ...] = ()
-    scorers: Mapping[str, str] = field(default_factory=dict)
-    programs: pass_at_k.Programs | None = None
-    remarks: tuple[str, ...] = ()
-    samples: Sequence[SampleRecord] = field(default=(), repr=False)
-
-    @cached_property
-    def predicted(self) -> list[Prediction]:
-        """What costs and traces say of its speedups; made when it is read, which measuring does not wait for."""
-        return predictions(self.run, self.samples, self.rows, self.settings)
-
-    @property
-    def remark(self) -> str:
-        """What the run's settings say that every table of it has to say."""
-        return str(self.settings.get("note") or "")
-
-    @property
-    def not_run(self) -> dict[str, str]:
-        """Rows that could not be run, with their reasons."""
-        return {name: str(why) for name, why in (self.settings.get("not_run") or {}).items() if why}
-
-    @property
-    def faults(self) -> list[Divergence]:
-        return [one for one in self.divergences if not one.near_tie]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a table: an arm on a task, its metrics and the baseline's by name."""
-
-    run: RunRecord
-    task: str
-    arm: ArmRecord
-    metrics: Mapping[str, MetricRow]
-    baseline: Mapping[str, MetricRow]
-
-    @property
-    def n(self) -> int:
-        return next(iter(self.metrics.values())).n
-
-    def value(self, metric: str, digits: int = 2) -> str:
-        return number(self.metrics.get(metric), digits)
-
-    def span(self, metric: str, digits: int = 2) -> str:
-        """Value with its interval: ``2.31 [1.90, 2.70]``."""
-        row = self.metrics.get(metric)
-        if row is None or row.low is None or row.high is None:
-            return number(row, digits)
-        return f"{number(row, digits)} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
-
-    def speedup(self, metric: str) -> str:
-        """As ``span``, and a word where method and baseline were not measured together."""
-        text = self.span(metric)
-        apart = self.run.pairing == "shared" and self.arm.arm != BASELINE and text != DASH
-        return f"{text} unpaired" if apart else text
-
-    def faults(self, loud: str) -> str:
-        """Their number; one that is not 0 stands out in the template ``loud``."""
-        text = self.value("faults", 0)
-        return text if text in (DASH, "0") else loud.format(text)
-
-    def quality(self, metrics: Sequence[str], interval: bool) -> str:
-        cells = []
-        for name in metrics:
-            cell = self.span(name, 1) if interval else self.value(name, 1)
-            unit = " %" if METRICS[name].unit == "%" and cell != DASH else ""
-            apart = "" if interval or self.arm.arm == BASELINE else signed(self.metrics.get(name + DIFFERENCE))
-            cells.append(f"{name} {cell}{unit}{apart}")
-        return "; ".join(cells) or DASH
-
-
-def number(row: MetricRow | None, digits: int) -> str:
-    """A rounded value; a dash where there is none."""
-    return DASH if row is None or row.value is None else f"{row.value:.{digits}f}"
-
-
-def build(
-    run: RunRecord,
-    samples: Sequence[SampleRecord],
-    settings: Mapping[str, Any] | None = None,
-    note: str = "",
-    divergences: Sequence[Divergence] = (),
-    fidelity: Sequence[FidelityRecord] = (),
-) -> RunReport:
-    """Compute all metrics of a run once, for every table and figure."""
-    found = tuple(rows(run, samples, divergences, fidelity))
-    outputs = merged(samples)
-    places, known = tuple(position_rows(run, samples)), scorers(run, outputs)
-    written = pass_at_k.programs(run, outputs, settings or {})
-    said = tuple(remarks(run, samples))
-    return RunReport(run, found, places, settings or {}, note, tuple(divergences), known, written, said, samples)
-
-
-def lines(reports: Sequence[RunReport]) -> Iterator[Line]:
-    """Tasks and arms in each run's order."""
-    for report in reports:
-        cells: dict[tuple[str, str], dict[str, MetricRow]] = {}
-        for row in report.rows:
-            cells.setdefault((row.task, row.arm), {})[row.metric] = row
-        arms = {arm.arm: arm for arm in report.run.arms}
-        for (task, arm), metrics in cells.items():
-            yield Line(report.run, task, arms[arm], metrics, cells.get((task, BASELINE), {}))
-
-
-def _lead(line: Line, several: bool) -> dict[str, str]:
-    """Columns that say which line it is; the run only where there is more than one."""
-    run = {"run": line.run.run_id, "cell": line.run.cell or DASH} if several else {}
-    return {**run, "task": line.task, "arm": line.arm.arm}
-
-
-def results_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """Quality and speed, one line per task and arm, as text."""
-    found = []
-    for line in lines(reports):
-        primary, *others = line.run.task_metrics[line.task]
-        source = line.run.data.get(line.task)
-        found.append(
-            {
-                **_lead(line, len(reports) > 1),
-                "drafter": line.arm.drafter or DASH,
-                "gate": line.arm.gate or DASH,
-                "data": source.kind if source else DASH,
-                "n": str(line.n),
-                "lossless": "yes" if line.arm.lossless else "**lossy**",
-                "quality": line.quality([primary], interval=True),
-                "further quality": line.quality(others, interval=True),
-                "agreement with greedy": line.span("token_agreement"),
-                "near-ties": line.value("near_ties", 0),
-                "faults": line.faults("**{}**"),
-                "speedup, decode": line.speedup("speedup_decode"),
-                "speedup, end to end": line.speedup("speedup_end_to_end"),
-                "pairing": line.run.pairing,
-                "output tokens": line.value("mean_output_tokens", 1),
-                "baseline's output tokens": number(line.baseline.get("mean_output_tokens"), 1),
-            }
-        )
-    for name in dict.fromkeys(name for report in reports for name in report.not_run):
-        found.append(dict.fromkeys(found[0], DASH) | {"arm": name, "quality": "not run"})
-    return pd.DataFrame(found)
-
-
-def fidelity_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """How far outputs are from the full verifier's own, one line per task and arm, as text."""
-    return pd.DataFrame(
-        [
-            {**_lead(line, len(reports) > 1), **{name: line.value(name, 3) for name in FIDELITY_COLUMNS}}
-            for line in lines(reports)
-        ]
-    )
-
-
-def rates_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """Rates of drafting and verifying, one line per task and arm, as text."""
-    return pd.DataFrame(
-        [
-            {**_lead(line, len(reports) > 1), **{name: line.value(name, 3) for name in (*RATE_COLUMNS, *ROUTE_COLUMNS)}}
-            for line in lines(reports)
-        ]
-    )
-
-
-def times_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """Measured seconds and rates, and how prompts were cut and outputs ended, as text."""
-    return pd.DataFrame(
-        [
-            {
-                **_lead(line, len(reports) > 1),
-                **{name: line.value(name, digits) for name, digits in TIME_COLUMNS.items()},
-            }
-            for line in lines(reports)
-        ]
-    )
-
-
-def positions_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """Kept / drafted at each place of a block, one line per task and arm that drafted, as text."""
-    last = max((row.position for report in reports for row in report.positions), default=0)
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for report in reports:
-        for row in report.positions:
-            run = {"run": row.run_id, "cell": report.run.cell or DASH} if len(reports) > 1 else {}
-            blank = {**run, "task": row.task, "arm": row.arm, **{str(place + 1): DASH for place in range(last)}}
-            cell = found.setdefault((row.run_id, row.task, row.arm), blank)
-            cell[str(row.position)] = DASH if row.accept_rate is None else f"{row.accept_rate:.3f}"
-    return pd.DataFrame(found.values())
-
-
-def tidy_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """One number a line with everything that identifies it; undefined values are empty."""
-    found = []
-    for report in reports:
-        arms = {arm.arm: arm for arm in report.run.arms}
-        for row in report.rows:
-            source = report.run.data.get(row.task)
-            identity = asdict(row) | asdict(arms[row.arm]) | {"data": source.kind if source else None}
-            found.append(
-                identity
-                | {"git_commit": report.run.git_commit, "temperature": report.run.temperature}
-                | {"pairing": report.run.pairing}
-            )
-            if report.remark:
-                found[-1]["note"] = report.remark
-    return pd.DataFrame(found)
-
-
-def tidy_positions_frame(reports: Sequence[RunReport]) -> pd.DataFrame:
-    """Counts and rates by draft position; the columns alone where no arm drafted."""
-    rates = ("accept_rate", "accept_rate_if_examined")
-    columns = [*(known.name for known in fields(PositionRow)), *rates]
-    found = [
-        [*(getattr(row, column) for column in columns), report.run.cell]
-        for report in reports
-        for row in report.positions
-    ]
-    return pd.DataFrame(found, columns=[*columns, "cell"])
 
 
 def definition(metric: str) -> str:
     """The formula of a metric in one line."""
     if metric in RATIOS:
         return RATIOS[metric].definition
-    definitions = {known.name: known.definition for known in PAIR_METRICS}
+    definitions = DEFINITIONS | {known.name: known.definition for known in PAIR_METRICS}
     definitions |= {known.name: known.definition for known in DIVERGENCE_METRICS}
     definitions |= {known.name: known.definition for known in FIDELITY_METRICS}
     return definitions[metric]
@@ -319,7 +69,6 @@ def notes(reports: Sequence[RunReport]) -> list[str]:
 def identity(report: RunReport) -> list[str]:
     """Which run it was, on what: one fact a line."""
     run, env = report.run, report.run.env
-    commit = DASH if run.git_commit is None else f"`{run.git_commit[:12]}`" + (" (dirty)" if run.git_dirty else "")
     settings = {
         "seed": run.seed,
         "temperature": run.temperature,
@@ -339,7 +88,7 @@ def identity(report: RunReport) -> list[str]:
         f"run `{run.run_id}` ({run.status}), {run.created}" + (f", cell `{run.cell}`" if run.cell else ""),
         f"model {run.model}; " + ", ".join(f"{key} {value}" for key, value in settings.items()),
         f"slim verifier: layers {env.get('slim_mask', DASH)}, cache mode {env.get('slim_cache', DASH)}",
-        f"commit {commit}; {versions or DASH}",
+        f"commit {commit_text(run.git_commit, run.git_dirty)}; {versions or DASH}",
         f"machine: {machine or DASH}; load average at start {env.get('load_average', DASH)}",
     ]
     if "readings" in env:
@@ -406,15 +155,16 @@ def sections(reports: Sequence[RunReport]) -> list[tuple[str, pd.DataFrame, str]
     scorers_of = [report.scorers for report in reports]
     written = [report.programs for report in reports if report.programs]
     foretold = [one for report in reports for one in report.predicted]
+    lead = ("Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale.", *([REMARK] if foretold else []))
     found = [
-        ("Results", results_frame(reports), "Intervals: 95 % bootstrap over prompts. Quality on a 0-100 scale."),
+        ("Results", results_frame(reports), "\n\n".join((*lead, *unpredicted(foretold)))),
         ("Quality", quality_frame([(report.run, report.rows) for report in reports], DASH), reading(scorers_of)),
         ("pass@k", pass_at_k.pass_frame(written, DASH), pass_at_k.REMARK),
         ("Fidelity", fidelity_frame(reports), "No task is asked: scores of the full verifier, outside the clock."),
         ("Rates", rates_frame(reports), ""),
         ("Drafts kept, by place in the block", positions_frame(reports), "Kept / drafted, all prompts pooled."),
         ("Times", times_frame(reports), ""),
-        ("Prediction and ceiling", predicted_frame(foretold, len(reports) > 1, DASH), predicted_remark(foretold)),
+        ("Costs and closed form", costs_frame(foretold, len(reports) > 1, DASH), costs_remark(foretold)),
     ]
     return [(head, frame, remark) for head, frame, remark in found if not frame.empty]
 
@@ -448,8 +198,9 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
         "Quality and speed, with 95 % intervals over prompts",
         ("arm", "lossless", "quality", "agree", "differ", "speedup decode", "end to end", "tokens"),
         "quality: (minus the baseline's); agree: tokens equal to the greedy baseline's; differ: prompts where a\n"
-        "lossless arm differs from it, by near-ties of the logits / by faults; tokens: mean output of the arm / of\n"
-        "the baseline",
+        "lossless arm differs from it, by near-ties of the logits / by faults; below a decode speedup: what costs\n"
+        "and trace predict, with the error, and the ceiling, which has every draft accepted; tokens: mean output of\n"
+        "the arm / of the baseline",
     )
     rates = console_table(
         "Rates",
@@ -461,6 +212,8 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
     )
     for table in (results, rates):
         table.caption = "\n".join((*notes(reports), str(table.caption)))
+    foretold = [one for report in reports for one in report.predicted]
+    results.caption = "\n".join((str(results.caption), *unpredicted(foretold)))
     previous: tuple[str, ...] = ()
     for line in lines(reports):
         source = line.run.data.get(line.task)
@@ -475,13 +228,14 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
             rates.add_section()
             rates.add_row(escape(", ".join(filter(None, head))), style="bold")
         previous = head
+        below = [] if line.arm.arm == BASELINE else [", ".join(line.foretold().values())]
         results.add_row(
             escape(line.arm.arm),
             "yes" if line.arm.lossless else "[bold]lossy[/bold]",
             line.quality(line.run.task_metrics[line.task], interval=False).replace("; ", "\n"),
             line.value("token_agreement"),
             f"{line.value('near_ties', 0)}/{line.faults('[bold red]{}[/bold red]')}",
-            escape(line.speedup("speedup_decode")),
+            escape("\n".join([line.speedup("speedup_decode"), *below])),
             escape(line.speedup("speedup_end_to_end")),
             f"{line.value('mean_output_tokens', 1)} / {number(line.baseline.get('mean_output_tokens'), 1)}",
         )
@@ -495,12 +249,15 @@ def console(reports: Sequence[RunReport]) -> list[Table]:
 
 
 def write_tables(reports: Sequence[RunReport], folder: Path, name: str) -> list[Path]:
-    """``<name>.md``, ``<name>.csv`` and ``<name>_positions.csv``, each whole or not at all."""
+    """``<name>.md``, ``.csv``, ``_positions.csv`` and, of predicted speedups, ``_predicted.csv``; each whole or not."""
     files = {
         folder / f"{name}.md": markdown(reports, name),
         folder / f"{name}.csv": tidy_frame(reports).to_csv(index=False, lineterminator="\n"),
         folder / f"{name}_positions.csv": tidy_positions_frame(reports).to_csv(index=False, lineterminator="\n"),
     }
+    foretold = [one for report in reports for one in report.predicted]
+    if any(one.predicted is not None for one in foretold):
+        files[folder / f"{name}_predicted.csv"] = predicted_csv(foretold)
     for path, text in files.items():
         write_atomic(path, text)
     return list(files)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from harness.report.figures import MARKERS, STYLE, colour, save
+from harness.report.figures import PAGE_WIDTH, STYLE, save, small_look
 from harness.slim_fidelity.records import SlimFidelityRecord, SlimFidelityRow
 
 DASHES: dict[str, Any] = {"shared": "-", "own": "--"}
@@ -20,8 +20,8 @@ DASHES: dict[str, Any] = {"shared": "-", "own": "--"}
 def fidelity_figure(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow]) -> Figure:
     """A colour and marker for each source, a line style for each cache mode (own is hollow); bars are 95 %."""
     with matplotlib.style.context(STYLE):
-        looks = {kind: look(index) for index, kind in enumerate(dict.fromkeys(one.kind for one in rows))}
-        figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+        looks = {kind: small_look(index) for index, kind in enumerate(dict.fromkeys(one.kind for one in rows))}
+        figure = Figure(figsize=(PAGE_WIDTH, 3.2), layout="constrained")
         FigureCanvasAgg(figure)
         agreement, cost, place = figure.subplots(1, 3)
         by_ratio(agreement, rows, "agreement", looks)
@@ -36,10 +36,6 @@ def fidelity_figure(record: SlimFidelityRecord, rows: Sequence[SlimFidelityRow])
         handles += [Line2D([], [], color="#777777", linestyle=DASHES[cache], label=cache) for cache in caches]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)))
     return figure
-
-
-def look(index: int) -> dict[str, Any]:
-    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
 
 
 def drawn(
@@ -95,7 +91,7 @@ def by_place(axes: Axes, rows: Sequence[SlimFidelityRow], looks: Mapping[str, Ma
 def gain_figure(rows: Sequence[SlimFidelityRow]) -> Figure:
     """Delta against the measured gain: the paper expects every point in one of the two shaded quarters."""
     with matplotlib.style.context(STYLE):
-        looks = {kind: look(index) for index, kind in enumerate(dict.fromkeys(one.kind for one in rows))}
+        looks = {kind: small_look(index) for index, kind in enumerate(dict.fromkeys(one.kind for one in rows))}
         figure = Figure(figsize=(5.2, 4.0), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()

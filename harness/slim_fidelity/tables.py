@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.compare import BASELINE, speedup, token_agreement
-from harness.report.tables import DASH, RunReport, console_table, identity, markdown_table
+from harness.report.lines import DASH, RunReport
+from harness.report.tables import console_table, identity, markdown_table
 from harness.slim_fidelity.gains import TWO_TIERS, is_clear, pairs_of, signs
 from harness.slim_fidelity.records import SlimFacts, SlimFidelityRecord, SlimFidelityRow
 from harness.store import write_atomic

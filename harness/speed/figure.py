@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.report.figures import MARKERS, STYLE, colour, save
+from harness.report.figures import PAGE_WIDTH, STYLE, save, small_look
+from harness.report.scale_figure import thousands
 from harness.speed.numbers import RATIOS
 from harness.speed.records import SpeedRecord, SpeedRow
 
@@ -23,9 +24,8 @@ def speed_figure(record: SpeedRecord, rows: Sequence[SpeedRow]) -> Figure:
     """Bars are 95 % intervals. A tier has the same colour and marker everywhere."""
     contexts = sorted({one.context for one in record.forwards})
     with matplotlib.style.context(STYLE):
-        looks = {tier: look(index) for index, tier in enumerate(record.tiers)}
-        columns = max(3, len(contexts))
-        figure = Figure(figsize=(2.7 * columns, 5.2), layout="constrained")
+        looks = {tier: small_look(index) for index, tier in enumerate(record.tiers)}
+        figure = Figure(figsize=(PAGE_WIDTH, 5.2), layout="constrained")
         FigureCanvasAgg(figure)
         above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
         if contexts:
@@ -42,10 +42,6 @@ def speed_figure(record: SpeedRecord, rows: Sequence[SpeedRow]) -> Figure:
         ratio_panel(ratios, rows, looks)
         comparison_panel(pairs, rows)
     return figure
-
-
-def look(index: int) -> dict[str, Any]:
-    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
 
 
 def bars(rows: Sequence[SpeedRow]) -> list[list[float]]:
@@ -67,7 +63,7 @@ def powers(axes: Axes, ticks: Sequence[int], label: str) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(ticks))))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
     axes.set_xlabel(label)
 
 
@@ -104,12 +100,12 @@ def ratio_panel(axes: Axes, rows: Sequence[SpeedRow], looks: Mapping[str, dict[s
             mine = [row for row in ratios if (row.name, row.context) == (name, context)]
             line(axes, [row.block or 0 for row in mine], mine, name, linestyle=dashes, **style)
     powers(axes, [row.block for row in ratios if row.block], "tokens in the block")
-    axes.set_ylim(0, 1.4 * axes.get_ylim()[1])
+    axes.set_ylim(0, 1.6 * axes.get_ylim()[1])
     axes.set_title("Time beside the full tier")
     marks = [Line2D([], [], label=f"{name} ({RATIOS[name][0]})", **style) for name, style in names.items()]
     marks += [Line2D([], [], color="#777777", linestyle=dashes, label=str(n)) for n, dashes in styles.items()]
     if marks:
-        axes.legend(handles=marks, ncols=3, fontsize=7, loc="upper left")
+        axes.legend(handles=marks, ncols=2, fontsize=7, columnspacing=1.0, loc="upper left")
 
 
 def comparison_panel(axes: Axes, rows: Sequence[SpeedRow]) -> None:
@@ -119,13 +115,13 @@ def comparison_panel(axes: Axes, rows: Sequence[SpeedRow]) -> None:
         if row.value is None:
             axes.annotate("not measured", (0.02, place), xycoords=("axes fraction", "data"), fontsize=7, va="center")
         else:
-            axes.errorbar(row.value, place, xerr=[[side[0]] for side in bars([row])], capsize=2.5, **look(0))
+            axes.errorbar(row.value, place, xerr=[[side[0]] for side in bars([row])], capsize=2.5, **small_look(0))
     axes.axvline(1.0, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     axes.set_yticks(range(len(speedups)), [row.name for row in speedups])
     axes.set_ylim(len(speedups) - 0.5, -0.5)
     axes.set_xlim(0, 1.1 * max([1.0, *(row.high or row.value or 0 for row in speedups)]))
-    axes.set_xlabel("decode speed, ours / transformers")
-    axes.set_title("The same prompts, interleaved")
+    axes.set_xlabel("speed, ours / transformers")
+    axes.set_title("Decoding, interleaved")
 
 
 def write_figure(record: SpeedRecord, rows: Sequence[SpeedRow], folder: Path, name: str) -> list[Path]:

@@ -8,7 +8,8 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from harness.report.tables import DASH, RunReport, console_table, identity, markdown_table
+from harness.report.lines import DASH, RunReport
+from harness.report.tables import console_table, identity, markdown_table
 from harness.speed.numbers import RATIOS, limit
 from harness.speed.records import COPY, SpeedRecord, SpeedRow
 from harness.store import write_atomic
