@@ -119,7 +119,7 @@ def config_text(*, _root_: DictConfig) -> str:
     job = plain(_root_, resolve=False)["job"]
     own = {key: value for key, value in job.items() if "${" not in str(value)}
     rest = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key not in ("job", "hydra")])
-    return OmegaConf.to_yaml(OmegaConf.create({"job": own, **plain(rest, resolve=True)}))
+    return OmegaConf.to_yaml({"job": own}) + OmegaConf.to_yaml(rest, resolve=True)
 
 
 def plain(cfg: DictConfig, resolve: bool) -> dict[str, Any]:

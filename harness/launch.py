@@ -8,17 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, read_write
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,6 +26,8 @@ from harness.config import check_calls, checked_plain, locate, shard_of
 from harness.errors import UserError
 from harness.help import mendable, one_line, one_line_errors
 from harness.preflight import listed, missing_packages, require
+from harness.runs_of_sweep import plain_cells, runs_of, swept
+from harness.workers import IN_PLACE, chosen
 
 BENCH = "harness.jobs.bench.bench"
 SEARCH = "harness.jobs.search.search"
@@ -102,7 +101,8 @@ def ready(cfg: DictConfig) -> bool:
 
             print_plan(resolved)
         return False
-    require([resolved])
+    if not (in_sweep() and chosen() == IN_PLACE):  # then this process has asked for all cells
+        require([resolved])
     return True
 
 
@@ -123,7 +123,7 @@ class PreflightOfSweep(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with one_line_errors(), bugs_end_it():
             runs = runs_of(swept(config))
-            cells = [plain_cell(overrides) for overrides in runs]
+            cells = list(plain_cells(config, runs))
             benches = [cell for cell in cells if cell["job"]["_target_"] == BENCH and not cell["dry_run"]]
             require(benches)
             if missing := [line for cell in cells if cell["dry_run"] for line in missing_packages(cell)]:
@@ -169,13 +169,6 @@ def bugs_end_it() -> Iterator[None]:
         raise SystemExit(FAILED) from error
 
 
-def swept(config: DictConfig) -> list[str]:
-    """The overrides of a sweep: those of ``hydra.sweeper.params``, then the command line's."""
-    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    given = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # references are of the run's config
-    return [*(f"{key}={value}" for key, value in params.items()), *cast(list[str], given)]
-
-
 def tell(config: DictConfig, value: str) -> None:
     """Let the jobs of a sweep, wherever they run, have ``value`` in their environment."""
     quoted = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -214,27 +207,3 @@ def failure_list(failed: list[sweeps.CellRecord], sweep: sweeps.SweepRecord) -> 
         overrides = sweeps.told_apart(one.overrides, sweep.overrides)
         table.add_row(str(one.index + 1), escape(overrides), escape(one.error or ""))
     return table
-
-
-def runs_of(overrides: list[str]) -> list[list[str]]:
-    """The overrides of each run, in the order in which Hydra's sweeper makes them; of one key the last one counts."""
-    choices: dict[str, list[str]] = {}
-    for item in OverridesParser.create().parse_overrides(overrides):
-        key = item.get_key_element()
-        if item.is_sweep_override():
-            choices[key] = [f"{key}={value}" for value in item.sweep_string_iterator()]
-        else:
-            choices[key] = [str(item.input_line)]
-    return [list(one) for one in product(*choices.values())]
-
-
-def plain_cell(overrides: list[str]) -> dict[str, Any]:
-    """One run's config, resolved, its keys and values checked.
-
-    Raises:
-        UserError: what is wrong with it, and in which run.
-    """
-    try:
-        return checked_plain(compose("config", overrides))[1]
-    except UserError as error:
-        raise UserError(f"{error} (in the run {' '.join(overrides)})") from error
