@@ -87,6 +87,11 @@ def born(pid: int) -> str | None:
     return ""
 
 
+def lives(owner: Owner) -> bool | None:
+    """Whether a process of this machine is there still; None of another machine's, which cannot be asked."""
+    return born(owner.pid) == owner.born if owner.place == this_place() else None
+
+
 class Claim:
     """A cell that this process holds. ``check`` before every write; ``release`` at the end."""
 
@@ -146,8 +151,8 @@ def alive(path: Path) -> Owner | None:
     try:
         if owner is None:
             return None
-        if owner.place == this_place():
-            return owner if born(owner.pid) == owner.born else None
+        if (known := lives(owner)) is not None:
+            return owner if known else None
         return owner if now_in(path.parent) - path.stat().st_mtime < STALE_S else None
     except FileNotFoundError:
         return None

@@ -5,6 +5,7 @@ in one of its cells is written down, and the sweep goes on: the closing list and
 """
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ REPORT = "harness.jobs.report.report_cells"
 WIDTH = 120
 FAILED, REFUSED = 1, 2
 """Exit codes of a sweep with failures: one at least that only a developer can mend, or none."""
+LOST = "its process is gone: killed by the system, as where memory is full, or by hand; the same sweep goes on with it"
 
 
 def run_one(job: Callable[[DictConfig], None], cfg: DictConfig) -> None:
@@ -143,8 +145,12 @@ class PreflightOfSweep(Callback):
         if sweeps.VARIABLE in (config.hydra.job.env_set or {}):
             job_return.cfg = job_return.hydra_cfg = None
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, error: Exception | None = None, **kwargs: Any) -> None:
+        """``error`` ended the launcher before its cells: a worker that the system killed, as where memory is full."""
         with one_line_errors(), bugs_end_it():
+            if error is not None:
+                say(f"the sweep ended early, {type(error).__name__}: {error}")
+                write_down_lost(self.folder, self.launch)
             failed = sweeps.failures(self.folder, self.launch)
             try:
                 if self.measures:
@@ -174,6 +180,14 @@ def tell(config: DictConfig, value: str) -> None:
     quoted = value.replace("\\", "\\\\").replace("'", "\\'")
     with read_write(config):
         config.hydra.overrides.hydra.append(f"++hydra.job.env_set.{sweeps.VARIABLE}='{quoted}'")
+
+
+def write_down_lost(folder: Path, launch: str) -> None:
+    """Wait for cells that other processes are still at; those whose process is gone have failed."""
+    while (found := sweeps.running(folder, launch))[0]:
+        time.sleep(1)
+    for one in found[1]:
+        sweeps.noted(folder, one, "failed", error=LOST)
 
 
 def report_of(folder: Path) -> None:

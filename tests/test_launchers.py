@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,9 @@ import yaml
 from harness import workers
 from harness.environment import CHECKOUT
 from harness.help import CONF, missing_launcher
+from harness.launch import LOST
 from harness.store import read, read_config
+from harness.sweeps import read_cells
 from harness.workers import printed_to
 from tests.runs import outcome, refused
 
@@ -85,6 +88,31 @@ def test_four_cells_run_in_workers_as_they_do_in_place(
     processes = {process for *_, process, _ in started}
     assert len(processes) == (4 if launcher.startswith("submitit") else 2) and str(os.getpid()) not in processes
     assert len(re.findall(r"cell \d \(.*\): ended after \d+ s", printed)) == 4
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_sweep_with_its_closing_list(tmp_path: Path) -> None:
+    if importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None:
+        pytest.skip("the extra joblib is not installed")
+    small = ("task=web_questions", "limit=4", "max_new_tokens=64", "gamma=2,3,4,5", "fidelity=false")
+    command = [sys.executable, "-m", "harness", "-m", "model=toy", "source=builtin", *small, "launcher=joblib"]
+    command.append(f"results_dir={tmp_path}")
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"cell \d \(.*\): started on \S+, process (\d+)", line):
+                os.kill(int(found[1]), signal.SIGKILL)
+                break
+        said = process.stderr.read()
+    assert process.returncode == 1 and "Traceback" not in said
+    assert "harness: the sweep ended early, TerminatedWorkerError: " in said
+    (folder,) = (tmp_path / "sweeps").iterdir()
+    cells = read_cells(folder)
+    assert 1 <= len(cells) <= 2 and {(one.state, one.error) for one in cells} == {("failed", LOST)}
+    assert f"{len(cells)} failed" in said and all(f"gamma={one.index + 2}" in said for one in cells)
+    again = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900)
+    assert again.returncode == 0 and "4 finished" in again.stderr, again.stderr
 
 
 def test_all_that_a_process_prints_goes_to_the_file_and_only_while_it_is_asked(
