@@ -167,27 +167,27 @@ def now_in(folder: Path) -> float:
         return time.time()
 
 
-def take(results: Path, cell: str) -> Claim:
-    """The claim of a cell.
+def take(results: Path, cell: str, what: str | None = None) -> Claim:
+    """The claim of a cell, or of what is named and said of it in ``what``.
 
     Raises:
         Busy: a live process has it.
         UserError: the folder cannot be written or locked.
     """
-    path = path_of(results, cell)
+    path, what = path_of(results, cell), what or f"cell {cell} is being measured"
     owner = this_process()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.parent / ".lock", timeout=LOCK_TIMEOUT_S):
             if (other := alive(path)) is not None:
-                raise Busy(f"cell {cell} is being measured by {other.name}: leave it to that, or wait.")
+                raise Busy(f"{what} by {other.name}: leave it to that, or wait.")
             path.unlink(missing_ok=True)  # stale
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(to_json(owner)))
                 file.flush()
                 os.fsync(file.fileno())
     except FileExistsError as error:  # locks do not hold here, and another was faster
-        raise Busy(f"cell {cell} was claimed by another process just now: leave it to that, or wait.") from error
+        raise Busy(f"{what} by another process since just now: leave it to that, or wait.") from error
     except (OSError, NotImplementedError) as error:
         raise UserError(
             f"cannot claim {str(path)!r} ({error}): choose another folder with results_dir=PATH."
@@ -196,9 +196,9 @@ def take(results: Path, cell: str) -> Claim:
 
 
 @contextmanager
-def claimed(results: Path, cell: str) -> Iterator[Claim]:
+def claimed(results: Path, cell: str, what: str | None = None) -> Iterator[Claim]:
     """``take``, released at the end however that comes."""
-    found = take(results, cell)
+    found = take(results, cell, what)
     try:
         yield found
     finally:

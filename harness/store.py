@@ -182,10 +182,15 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"cannot write {str(path)!r} ({error.strerror or error}): what was measured is kept; make room, and the "
-            "same command goes on from there."
-        ) from error
+        raise unwritable(path, error.strerror or error) from error
+
+
+def unwritable(path: Path, reason: object) -> UserError:
+    """An error for results that cannot be written."""
+    return UserError(
+        f"cannot write {str(path)!r} ({reason}): what was measured is kept; make room, and the same command goes on "
+        "from there."
+    )
 
 
 class RunFolder:
