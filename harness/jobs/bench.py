@@ -43,7 +43,7 @@ from harness.records import (
 from harness.report.load import load
 from harness.report.tables import build
 from harness.rescore import fidelity_records
-from harness.resume import by_key, finished_or_begun, gone_on_with, key_of
+from harness.resume import begun_again, by_key, finished_or_begun, gone_on_with, key_of
 from harness.sampling import Sampling
 from harness.scoring import with_companions
 from harness.store import RunData, RunFolder, check_writable, new_run_id, parsed, read_config
@@ -65,8 +65,9 @@ def bench(
 ) -> Path:
     """Run the comparison and return the run folder.
 
-    One that is finished is not measured again, and one that was killed is gone on with, unless ``rerun`` says so. In a
-    sweep tables and figures are left to its end.
+    One that is finished is not measured again, and one that was killed is gone on with. With ``rerun`` it is measured
+    anew; only a run that ``rerun`` began and that was killed is gone on with. In a sweep tables and figures are left to
+    its end.
 
     The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
     ``fidelity``: score every output again with the full verifier, when all are decoded.
@@ -92,7 +93,7 @@ def bench(
     chosen = parsed(config)
     cell = cell_of(chosen, facts(verifier), data, prompts_sha(tasks, prompts), verifier.folder)
     with claimed(results, cell.key) as claim:
-        finished, begun = (None, None) if rerun else finished_or_begun(results, cell.key)
+        finished, begun = (None, begun_again(results, cell.key)) if rerun else finished_or_begun(results, cell.key)
         if finished is not None:
             note("skipped", cell, finished.name)
             tell(screen, f"cell {cell.key} is finished: {finished} (rerun=true measures it again)")
