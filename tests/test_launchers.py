@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from harness import workers
 from harness.environment import CHECKOUT
@@ -35,14 +36,16 @@ def with_ray(tmp_path_factory: pytest.TempPathFactory) -> str:
     Ray's plugin wants older releases of three packages than constraints.txt pins; they come first there.
     """
     folder = tmp_path_factory.mktemp("ray")
-    pins = {line.partition("==")[0].lower(): line for line in pinned("constraints.txt") + pinned("constraints-ray.txt")}
+    lines = pinned("constraints.txt") + pinned("constraints-ray.txt")
+    pins = {canonicalize_name(line.partition("==")[0]): line for line in lines}  # of two the later
     (folder / "constraints.txt").write_text("\n".join(pins.values()))
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     python = str(folder / "env" / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    if subprocess.run([*pip, "download", "--no-deps", "--dest", folder, "tabulate"], capture_output=True).returncode:
+    asked = [*pip, "download", "--no-deps", "--dest", str(folder), "tabulate"]
+    if subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no package index is reached")
-    wanted = [*pip, "install", "-c", folder / "constraints.txt", *extras()["ray"]]
+    wanted = [*pip, "install", "-c", str(folder / "constraints.txt"), *extras()["ray"]]
     done = subprocess.run(wanted, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     (own,) = (folder / "env" / "lib").glob("python*/site-packages")

@@ -7,7 +7,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from harness.runs_of_sweep import SharingLoader, runs_of
 from tests.runs import main
@@ -24,6 +24,19 @@ SWEEPS = {
 """By what is swept: the overrides, and how often Hydra composes."""
 
 
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows with each composition from here on."""
+    calls: list[Any] = []
+    compose = ConfigLoaderImpl.load_configuration
+
+    def noting(*given: Any, **named: Any) -> DictConfig:
+        calls.append((given, named))
+        return compose(*given, **named)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", noting)
+    return calls
+
+
 @pytest.mark.parametrize("name", list(SWEEPS))
 @pytest.mark.usefixtures("conf")
 def test_a_run_has_the_config_that_hydra_composes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,11 +45,7 @@ def test_a_run_has_the_config_that_hydra_composes(name: str, monkeypatch: pytest
     master = hydra.load_configuration("config", overrides, RunMode.MULTIRUN)
     runs = runs_of(overrides)
     wanted = [hydra.load_sweep_config(master, run) for run in runs]
-    calls: list[Any] = []
-    compose = ConfigLoaderImpl.load_configuration
-    monkeypatch.setattr(
-        ConfigLoaderImpl, "load_configuration", lambda *given, **named: calls.append(named) or compose(*given, **named)
-    )
+    calls = noted(monkeypatch)
     loader = SharingLoader(hydra.get_search_path())
     for run, config in zip(runs, wanted, strict=True):
         made = loader.load_sweep_config(master, run)
@@ -62,11 +71,7 @@ def test_what_cannot_be_put_in_is_refused_as_by_hydra() -> None:
 def test_the_cells_of_a_sweep_over_values_are_composed_once_to_be_checked_and_once_to_run(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Any] = []
-    compose = ConfigLoaderImpl.load_configuration
-    monkeypatch.setattr(
-        ConfigLoaderImpl, "load_configuration", lambda *given, **named: calls.append(named) or compose(*given, **named)
-    )
+    calls = noted(monkeypatch)
     small = ("task=web_questions", "tasks.web_questions.shots=0", "limit=1", "max_new_tokens=2", "fidelity=false")
     with shapes_unchecked():
         main(monkeypatch, "-m", *small, "method=speculative", "gamma=1,2,3,4", f"results_dir={tmp_path}")
