@@ -6,6 +6,7 @@ database, and one that was not is proposed again. What is proposed depends on th
 
 import io
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
@@ -219,14 +220,14 @@ def keeping(path: Path) -> Any:
     Raises:
         UserError: the study at ``path`` cannot be written inside, as on a full disk.
     """
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
-    except (StorageInternalError, SQLAlchemyError) as error:
-        cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-        raise unwritable(path, getattr(cause, "orig", cause)) from error
+    except Exception as error:
+        found = (getattr(one, "orig", None) for one in (error, error.__cause__))  # SQLAlchemy's, or Optuna's of that
+        reason = next((one for one in found if isinstance(one, sqlite3.Error)), None)
+        if reason is None:
+            raise
+        raise unwritable(path, reason) from error
 
 
 @contextmanager
