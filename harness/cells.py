@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
-from harness.environment import CHECKOUT
+from harness.environment import CHECKOUT, version
 from harness.model.made import cache_dir, sha256
 from harness.records import DataSource
 from harness.store import write_atomic
@@ -130,13 +130,6 @@ def modules_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from modules_in(inner)
-
-
-def version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 # Files that a config names.

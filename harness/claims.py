@@ -87,6 +87,11 @@ def born(pid: int) -> str | None:
     return ""
 
 
+def lives(owner: Owner) -> bool | None:
+    """Whether a process of this machine is there still; None of another machine's, which cannot be asked."""
+    return born(owner.pid) == owner.born if owner.place == this_place() else None
+
+
 class Claim:
     """A cell that this process holds. ``check`` before every write; ``release`` at the end."""
 
@@ -146,8 +151,8 @@ def alive(path: Path) -> Owner | None:
     try:
         if owner is None:
             return None
-        if owner.place == this_place():
-            return owner if born(owner.pid) == owner.born else None
+        if (known := lives(owner)) is not None:
+            return owner if known else None
         return owner if now_in(path.parent) - path.stat().st_mtime < STALE_S else None
     except FileNotFoundError:
         return None
@@ -162,27 +167,27 @@ def now_in(folder: Path) -> float:
         return time.time()
 
 
-def take(results: Path, cell: str) -> Claim:
-    """The claim of a cell.
+def take(results: Path, cell: str, what: str | None = None) -> Claim:
+    """The claim of a cell, or of what is named and said of it in ``what``.
 
     Raises:
         Busy: a live process has it.
         UserError: the folder cannot be written or locked.
     """
-    path = path_of(results, cell)
+    path, what = path_of(results, cell), what or f"cell {cell} is being measured"
     owner = this_process()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.parent / ".lock", timeout=LOCK_TIMEOUT_S):
             if (other := alive(path)) is not None:
-                raise Busy(f"cell {cell} is being measured by {other.name}: leave it to that, or wait.")
+                raise Busy(f"{what} by {other.name}: leave it to that, or wait.")
             path.unlink(missing_ok=True)  # stale
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(to_json(owner)))
                 file.flush()
                 os.fsync(file.fileno())
     except FileExistsError as error:  # locks do not hold here, and another was faster
-        raise Busy(f"cell {cell} was claimed by another process just now: leave it to that, or wait.") from error
+        raise Busy(f"{what} by another process since just now: leave it to that, or wait.") from error
     except (OSError, NotImplementedError) as error:
         raise UserError(
             f"cannot claim {str(path)!r} ({error}): choose another folder with results_dir=PATH."
@@ -191,9 +196,9 @@ def take(results: Path, cell: str) -> Claim:
 
 
 @contextmanager
-def claimed(results: Path, cell: str) -> Iterator[Claim]:
+def claimed(results: Path, cell: str, what: str | None = None) -> Iterator[Claim]:
     """``take``, released at the end however that comes."""
-    found = take(results, cell)
+    found = take(results, cell, what)
     try:
         yield found
     finally:

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+@cache
+def version(distribution: str) -> str | None:
+    """Of what is installed, looked up once a process; None where it is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def environment() -> dict[str, str]:
     """Snapshot for ``RunRecord.env``; a fact this system does not give is absent, never guessed.
 
@@ -98,9 +108,7 @@ def environment() -> dict[str, str]:
     if hasattr(os, "getloadavg"):
         facts["load_average"] = f"{os.getloadavg()[0]:.2f}"
     for package in PACKAGES:
-        try:
-            facts[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        if (found := version(package)) is not None:
+            facts[package] = found
     facts |= {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     return facts

@@ -5,20 +5,18 @@ in one of its cells is written down, and the sweep goes on: the closing list and
 """
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, read_write
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,6 +27,8 @@ from harness.config import check_calls, checked_plain, locate, shard_of
 from harness.errors import UserError
 from harness.help import mendable, one_line, one_line_errors
 from harness.preflight import listed, missing_packages, require
+from harness.runs_of_sweep import plain_cells, runs_of, swept
+from harness.workers import IN_PLACE, chosen
 
 BENCH = "harness.jobs.bench.bench"
 SEARCH = "harness.jobs.search.search"
@@ -36,6 +36,7 @@ REPORT = "harness.jobs.report.report_cells"
 WIDTH = 120
 FAILED, REFUSED = 1, 2
 """Exit codes of a sweep with failures: one at least that only a developer can mend, or none."""
+LOST = "its process is gone: killed by the system, as where memory is full, or by hand; the same sweep goes on with it"
 
 
 def run_one(job: Callable[[DictConfig], None], cfg: DictConfig) -> None:
@@ -102,7 +103,8 @@ def ready(cfg: DictConfig) -> bool:
 
             print_plan(resolved)
         return False
-    require([resolved])
+    if not (in_sweep() and chosen() == IN_PLACE):  # then this process has asked for all cells
+        require([resolved])
     return True
 
 
@@ -123,7 +125,7 @@ class PreflightOfSweep(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with one_line_errors(), bugs_end_it():
             runs = runs_of(swept(config))
-            cells = [plain_cell(overrides) for overrides in runs]
+            cells = list(plain_cells(config, runs))
             benches = [cell for cell in cells if cell["job"]["_target_"] == BENCH and not cell["dry_run"]]
             require(benches)
             if missing := [line for cell in cells if cell["dry_run"] for line in missing_packages(cell)]:
@@ -143,8 +145,12 @@ class PreflightOfSweep(Callback):
         if sweeps.VARIABLE in (config.hydra.job.env_set or {}):
             job_return.cfg = job_return.hydra_cfg = None
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, error: Exception | None = None, **kwargs: Any) -> None:
+        """``error`` ended the launcher before its cells: a worker that the system killed, as where memory is full."""
         with one_line_errors(), bugs_end_it():
+            if error is not None:
+                say(f"the sweep ended early, {type(error).__name__}: {error}")
+                write_down_lost(self.folder, self.launch)
             failed = sweeps.failures(self.folder, self.launch)
             try:
                 if self.measures:
@@ -169,18 +175,19 @@ def bugs_end_it() -> Iterator[None]:
         raise SystemExit(FAILED) from error
 
 
-def swept(config: DictConfig) -> list[str]:
-    """The overrides of a sweep: those of ``hydra.sweeper.params``, then the command line's."""
-    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    given = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # references are of the run's config
-    return [*(f"{key}={value}" for key, value in params.items()), *cast(list[str], given)]
-
-
 def tell(config: DictConfig, value: str) -> None:
     """Let the jobs of a sweep, wherever they run, have ``value`` in their environment."""
     quoted = value.replace("\\", "\\\\").replace("'", "\\'")
     with read_write(config):
         config.hydra.overrides.hydra.append(f"++hydra.job.env_set.{sweeps.VARIABLE}='{quoted}'")
+
+
+def write_down_lost(folder: Path, launch: str) -> None:
+    """Wait for cells that other processes are still at; those whose process is gone have failed."""
+    while (found := sweeps.running(folder, launch))[0]:
+        time.sleep(1)
+    for one in found[1]:
+        sweeps.noted(folder, one, "failed", error=LOST)
 
 
 def report_of(folder: Path) -> None:
@@ -214,27 +221,3 @@ def failure_list(failed: list[sweeps.CellRecord], sweep: sweeps.SweepRecord) -> 
         overrides = sweeps.told_apart(one.overrides, sweep.overrides)
         table.add_row(str(one.index + 1), escape(overrides), escape(one.error or ""))
     return table
-
-
-def runs_of(overrides: list[str]) -> list[list[str]]:
-    """The overrides of each run, in the order in which Hydra's sweeper makes them; of one key the last one counts."""
-    choices: dict[str, list[str]] = {}
-    for item in OverridesParser.create().parse_overrides(overrides):
-        key = item.get_key_element()
-        if item.is_sweep_override():
-            choices[key] = [f"{key}={value}" for value in item.sweep_string_iterator()]
-        else:
-            choices[key] = [str(item.input_line)]
-    return [list(one) for one in product(*choices.values())]
-
-
-def plain_cell(overrides: list[str]) -> dict[str, Any]:
-    """One run's config, resolved, its keys and values checked.
-
-    Raises:
-        UserError: what is wrong with it, and in which run.
-    """
-    try:
-        return checked_plain(compose("config", overrides))[1]
-    except UserError as error:
-        raise UserError(f"{error} (in the run {' '.join(overrides)})") from error

@@ -14,7 +14,7 @@ from harness import pairing
 from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.records import Divergence, FidelityRecord, RunRecord, SampleRecord
-from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read, remove_temporaries, writing
+from harness.store import FILES, RUN, RunData, RunFolder, is_finished, read, read_config, remove_temporaries, writing
 
 Key = tuple[str, str, str]
 """Task, example and arm."""
@@ -34,6 +34,17 @@ def finished_or_begun(results: Path, cell: str) -> tuple[Path | None, Path | Non
     runs = runs_of_cell(results, cell)
     finished = next((path for path in runs if is_finished(path)), None)
     return finished, next((path for path in runs if not is_finished(path)), None)
+
+
+def begun_again(results: Path, cell: str) -> Path | None:
+    """The newest run of a cell, where ``rerun=true`` began it and it is not finished: the same command goes on with it.
+
+    What was killed before it was asked for anew stays as it is.
+    """
+    newest = next(iter(runs_of_cell(results, cell)), None)
+    if newest is None or is_finished(newest) or read_config(newest).get("rerun") is not True:
+        return None
+    return newest
 
 
 def gone_on_with(path: Path, now: RunRecord, visits: int) -> tuple[RunFolder, RunData]:

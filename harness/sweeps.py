@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness import claims
 from harness.cells import EXCLUDED, code_sha, digest
 from harness.errors import UserError
 from harness.records import SCHEMA
-from harness.store import from_json, to_json, write_atomic, writing
+from harness.store import from_json, results_of, to_json, write_atomic, writing
 
 FOLDER, SWEEP, CELLS = "sweeps", "sweep.json", "cells"
 VARIABLE = "HARNESS_SWEEP"
@@ -43,7 +44,8 @@ class CellRecord:
 
     ``state``  ``running``; ``finished``, measured in this launch; ``skipped``, finished before; ``busy``, with another
     worker; ``failed``, with ``error`` in one line and whether it is the user's to mend.
-    ``cell`` and ``run_id`` are None until the run has got that far, and of jobs that are no bench.
+    ``cell`` and ``run_id`` are None until the run has got that far, and of jobs that are no bench. ``process`` is None
+    of a cell from before it was written down.
     """
 
     index: int
@@ -56,6 +58,7 @@ class CellRecord:
     run_id: str | None = None
     error: str | None = None
     mendable: bool = False
+    process: claims.Owner | None = None
 
 
 def now() -> str:
@@ -106,7 +109,7 @@ class SweepCell:
 
     def __init__(self, folder: Path, launch: str, index: int, overrides: str) -> None:
         self.folder = folder
-        self.record = CellRecord(index, launch, "running", overrides, now())
+        self.record = CellRecord(index, launch, "running", overrides, now(), process=claims.this_process())
 
     @property
     def sweep(self) -> str:
@@ -118,11 +121,16 @@ class SweepCell:
         Raises:
             UserError: it cannot be written.
         """
-        ended = None if state == "running" else now()
-        self.record = replace(self.record, state=state, ended=ended, **facts)
-        path = self.folder / CELLS / f"{self.record.index:05}-{digest(self.record.launch)}.json"
-        with writing(path):
-            write_atomic(path, json.dumps(to_json(self.record)) + "\n")
+        self.record = noted(self.folder, self.record, state, **facts)
+
+
+def noted(folder: Path, record: CellRecord, state: str, **facts: Any) -> CellRecord:
+    """``record`` as it stands now, written down."""
+    changed = replace(record, state=state, ended=None if state == "running" else now(), **facts)
+    path = folder / CELLS / f"{record.index:05}-{digest(record.launch)}.json"
+    with writing(path):
+        write_atomic(path, json.dumps(to_json(changed)) + "\n")
+    return changed
 
 
 _current: list[SweepCell] = []
@@ -215,3 +223,18 @@ def weight(record: CellRecord) -> tuple[int, str]:
 
 def failures(folder: Path, launch: str) -> list[CellRecord]:
     return [one for one in read_cells(folder, launch) if one.state == "failed"]
+
+
+def running(folder: Path, launch: str) -> tuple[list[CellRecord], list[CellRecord]]:
+    """The cells that a launch has begun and not ended: those with a process that lives, and those whose is gone."""
+    results, open_ones = results_of(folder), [one for one in read_cells(folder, launch) if one.state == "running"]
+    living = [one for one in open_ones if is_alive(one, results)]
+    return living, [one for one in open_ones if one not in living]
+
+
+def is_alive(record: CellRecord, results: Path) -> bool:
+    """Whether a cell's process is there; of another machine's its claim tells."""
+    known = None if record.process is None else claims.lives(record.process)
+    if known is not None or record.cell is None:
+        return bool(known)
+    return claims.alive(claims.path_of(results, record.cell)) is not None

@@ -3,19 +3,24 @@
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from harness import workers
 from harness.environment import CHECKOUT
 from harness.help import CONF, missing_launcher
+from harness.launch import LOST
 from harness.store import read, read_config
+from harness.sweeps import read_cells
 from harness.workers import printed_to
 from tests.runs import outcome, refused
 
@@ -24,9 +29,44 @@ CELLS = ("task=web_questions", "limit=1", "max_new_tokens=4", "fidelity=false", 
 PLUGINS = {"joblib": "joblib", "submitit_local": "submitit", "ray": "ray"}
 
 
-def sweep(folder: Path, launcher: str) -> str:
+@pytest.fixture(scope="module")
+def with_ray(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment with the extra ray, which finds all else where this one does.
+
+    Ray's plugin wants older releases of three packages than constraints.txt pins; they come first there.
+    """
+    folder = tmp_path_factory.mktemp("ray")
+    lines = pinned("constraints.txt") + pinned("constraints-ray.txt")
+    pins = {canonicalize_name(line.partition("==")[0]): line for line in lines}  # of two the later
+    (folder / "constraints.txt").write_text("\n".join(pins.values()))
+    subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
+    python = str(folder / "env" / "bin" / "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    asked = [*pip, "download", "--no-deps", "--dest", str(folder), "tabulate"]
+    if subprocess.run(asked, capture_output=True).returncode:
+        pytest.skip("no package index is reached")
+    wanted = [*pip, "install", "-c", str(folder / "constraints.txt"), *extras()["ray"]]
+    done = subprocess.run(wanted, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (own,) = (folder / "env" / "lib").glob("python*/site-packages")
+    (own / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return python
+
+
+def pinned(name: str) -> list[str]:
+    return [line for line in (CHECKOUT / name).read_text().splitlines() if "==" in line]
+
+
+def extras() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    return found
+
+
+def sweep(folder: Path, launcher: str, python: str = sys.executable) -> str:
     """What a sweep of four cells of the toy model printed, both streams."""
-    command = [sys.executable, "-m", "harness", "-m", "model=toy", "source=builtin", *CELLS, f"launcher={launcher}"]
+    command = [python, "-m", "harness", "-m", "model=toy", "source=builtin", *CELLS, f"launcher={launcher}"]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, f"results_dir={folder}"],
@@ -60,11 +100,14 @@ def in_place(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", list(PLUGINS))
 def test_four_cells_run_in_workers_as_they_do_in_place(
-    launcher: str, tmp_path: Path, in_place: dict[int, Path]
+    launcher: str, tmp_path: Path, in_place: dict[int, Path], request: pytest.FixtureRequest
 ) -> None:
-    if importlib.util.find_spec(f"hydra_plugins.hydra_{PLUGINS[launcher]}_launcher") is None:
+    if importlib.util.find_spec(f"hydra_plugins.hydra_{PLUGINS[launcher]}_launcher") is not None:
+        printed = sweep(tmp_path, launcher)
+    elif launcher == "ray":
+        printed = sweep(tmp_path, launcher, request.getfixturevalue("with_ray"))
+    else:
         pytest.skip(f"the extra {PLUGINS[launcher]} is not installed: {missing_launcher(launcher)}")
-    printed = sweep(tmp_path, launcher)
     found = by_gamma(tmp_path)
     assert sorted(found) == sorted(in_place) == GAMMAS
     for gamma, run in found.items():
@@ -85,6 +128,31 @@ def test_four_cells_run_in_workers_as_they_do_in_place(
     processes = {process for *_, process, _ in started}
     assert len(processes) == (4 if launcher.startswith("submitit") else 2) and str(os.getpid()) not in processes
     assert len(re.findall(r"cell \d \(.*\): ended after \d+ s", printed)) == 4
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_sweep_with_its_closing_list(tmp_path: Path) -> None:
+    if importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None:
+        pytest.skip("the extra joblib is not installed")
+    small = ("task=web_questions", "limit=4", "max_new_tokens=64", "gamma=2,3,4,5", "fidelity=false")
+    command = [sys.executable, "-m", "harness", "-m", "model=toy", "source=builtin", *small, "launcher=joblib"]
+    command.append(f"results_dir={tmp_path}")
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"cell \d \(.*\): started on \S+, process (\d+)", line):
+                os.kill(int(found[1]), signal.SIGKILL)
+                break
+        said = process.stderr.read()
+    assert process.returncode == 1 and "Traceback" not in said
+    assert "harness: the sweep ended early, TerminatedWorkerError: " in said
+    (folder,) = (tmp_path / "sweeps").iterdir()
+    cells = read_cells(folder)
+    assert 1 <= len(cells) <= 2 and {(one.state, one.error) for one in cells} == {("failed", LOST)}
+    assert f"{len(cells)} failed" in said and all(f"gamma={one.index + 2}" in said for one in cells)
+    again = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900)
+    assert again.returncode == 0 and "4 finished" in again.stderr, again.stderr
 
 
 def test_all_that_a_process_prints_goes_to_the_file_and_only_while_it_is_asked(
@@ -142,7 +210,6 @@ def test_a_launcher_whose_plugin_is_missing_says_how_to_install_it(
 
 
 def test_each_launcher_has_an_extra_that_is_pinned() -> None:
-    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for path in (CONF / "launcher").glob("*.yaml"):
         if path.stem == "basic":
             continue
@@ -151,4 +218,4 @@ def test_each_launcher_has_an_extra_that_is_pinned() -> None:
         command = missing_launcher(path.stem)
         assert path.stem.startswith(chosen) and f"'.[{extra}]'" in command
         pins = (CHECKOUT / re.findall(r"-c (\S+)", command)[0]).read_text()
-        assert all(f"\n{requirement.split('>=')[0]}==" in pins for requirement in extras[extra])
+        assert all(f"\n{requirement.split('>=')[0]}==" in pins for requirement in extras()[extra])

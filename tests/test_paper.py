@@ -12,12 +12,12 @@ from hydra import compose
 from harness.config import called, check_calls, checked_plain
 from harness.errors import UserError
 from harness.help import CONF
-from harness.launch import runs_of, swept
 from harness.model.slim import CHECKOUT
 from harness.preflight import missing_of, named_search
 from harness.report.load import load
 from harness.report.paper_figures import paper_figure, reading_at, thresholds
 from harness.report.paper_numbers import NUMBERS, PAPER
+from harness.runs_of_sweep import runs_of, swept
 from tests.runs import files, main
 
 # Experiment -> runs as shipped, and with model=embedded.

@@ -19,13 +19,13 @@ from harness.config import plain
 from harness.drafters.small_lm import load_small
 from harness.errors import UserError
 from harness.jobs import bench as bench_module
-from harness.launch import runs_of
 from harness.memory import held_bytes
 from harness.model.checkpoint import Checkpoint
 from harness.model.toy import toy_model
 from harness.plan import held, method_of, positions, size, weight_bytes
 from harness.preflight import missing_of, refusal_by_hub, require
 from harness.rehearsal import bare_model
+from harness.runs_of_sweep import runs_of
 from tests.heads import write_shipped_for
 from tests.runs import main, refused
 from tests.toys import write_checkpoint

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results" / "reference" / "quickstart" / "runs"
-COPIED = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "harness", "tasks", "conf", "results/paper")
+COPIED = (
+    *("pyproject.toml", "constraints.txt", "README.md", "LICENSE"),
+    *("harness", "tasks", "conf", "results/paper"),
+)
 ABSENT = {"torch", "transformers", "datasets", "safetensors", "tokenizers", "accelerate"}
 
 

@@ -48,7 +48,8 @@ def run(folder: Path, rerun: bool = False, arms: dict[str, partial[Any]] | None 
     settings = {"pairing": "once"} | settings
     chosen = RunSettings(results_dir=str(folder), limit=PROMPTS, max_new_tokens=6, **settings)
     with unreported():
-        return bench(chosen, toy_model, arms or ARMS, {"qa": qa()}, NullLogger(), "name: run\n", rerun=rerun)
+        config = f"name: run\nrerun: {str(rerun).lower()}\n"
+        return bench(chosen, toy_model, arms or ARMS, {"qa": qa()}, NullLogger(), config, rerun=rerun)
 
 
 def killed(folder: Path, count: int, how: str, **settings: Any) -> None:
@@ -161,6 +162,21 @@ def test_a_finished_run_is_left_alone_unless_it_is_asked_for_again(
     assert again != whole and again.name > whole.name and runs_of_cell(results, cell) == [again, whole]
     assert finished_or_begun(results, cell) == (again, None)
     assert run(results) == again
+
+
+def test_a_rerun_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    killed(tmp_path, 3, "after")
+    (first,) = (tmp_path / "runs").iterdir()
+    lines = (first / "samples.jsonl").read_bytes()
+    killed(tmp_path, 6, "half", rerun=True)
+    (again,) = (path for path in (tmp_path / "runs").iterdir() if path != first)
+    before = read(again).samples
+    assert len(before) > len(read(first).samples) > 0, "anew, not where the first one was killed"
+    assert run(tmp_path, rerun=True) == again
+    assert read(again).samples[: len(before)] == before and len(read(again).samples) == SAMPLES
+    assert read(again).run.resumed == 1 and (first / "samples.jsonl").read_bytes() == lines
+    third = run(tmp_path, rerun=True)
+    assert third not in (first, again) and read(third).run.resumed == 0, "a finished one is measured again"
 
 
 def test_a_run_that_failed_says_why_and_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from harness import claims
 from harness.dimr import calibration_text, evaluate
 from harness.errors import UserError
 from harness.help import CONF
@@ -57,13 +58,18 @@ def embedded_slug(**arguments: Any) -> Model:
     return replace(toy_model(**arguments), slug="embedded")
 
 
+def kept(folder: Path) -> list[str]:
+    """What a search has on disk but for its claim."""
+    return [name for name in files(folder) if not name.startswith("claims/")]
+
+
 def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.with_suffix(".csv").read_text().splitlines()))
 
 
 def test_the_job_writes_all_masks_and_the_best(tmp_path: Path) -> None:
     path = search_toy(tmp_path)
-    assert sorted(file.name for file in tmp_path.rglob("*")) == ["masks", "toy_skip30.csv", "toy_skip30.json"]
+    assert kept(tmp_path) == ["masks/toy_skip30.csv", "masks/toy_skip30.json"]
     rows, best = rows_of(path), json.loads(path.read_text())
     assert list(rows[0]) == ["kept", "cost", "agreement", "positions", "seconds", "proposal"]
     assert len({row["kept"] for row in rows}) == len(rows) == best["evaluations"] == 5
@@ -158,13 +164,13 @@ def test_a_killed_search_goes_on_to_the_same_masks(
     settings = DIMR | {"units": units, "cache": cache}
     killed_after(4, monkeypatch, folder=tmp_path / "killed", **settings)
     named = "toy_skip30" if units == "layers" else "toy_skip30_sublayers_own"
-    assert files(tmp_path / "killed") == [f"masks/{named}.csv", f"masks/{named}.search.json"]
+    assert kept(tmp_path / "killed") == [f"masks/{named}.csv", f"masks/{named}.search.json"]
     seconds = [row["seconds"] for row in rows_of(tmp_path / "killed" / "masks" / named)]
     assert len(seconds) == 4
     path, whole = search_toy(tmp_path / "killed", **settings), search_toy(tmp_path / "whole", **settings)
     assert untimed(path) == untimed(whole) and path.stem == named
     assert [row["seconds"] for row in rows_of(path)][:4] == seconds, "the seconds are those of the first scoring"
-    assert files(tmp_path / "killed") == [f"masks/{named}.csv", f"masks/{named}.json"]
+    assert kept(tmp_path / "killed") == [f"masks/{named}.csv", f"masks/{named}.json"]
     best = json.loads(path.read_text())
     assert best["bayes_evaluations"] == sum(row["proposal"] == "bayes" for row in rows_of(path))
     assert read_mask(path, DEPTH).text == min(rows_of(path), key=lambda row: float(row["cost"]))["kept"]
@@ -180,7 +186,7 @@ def test_a_search_that_a_signal_ends_in_the_middle_of_a_write_goes_on(tmp_path: 
 
             def dying(fd: Any) -> None:
                 sync(fd)
-                if next(count) == 3:  # one of the identity, then one a mask
+                if next(count) == 4:  # one of the claim, one of the identity, then one a mask
                     os.kill(os.getpid(), signal.SIGKILL)
 
             os.fsync = dying
@@ -190,11 +196,27 @@ def test_a_search_that_a_signal_ends_in_the_middle_of_a_write_goes_on(tmp_path: 
             os._exit(0)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     named = "masks/toy_skip30"
-    left, *kept = files(tmp_path / "killed")
-    assert left.startswith("masks/.toy_skip30.csv.") and kept == [f"{named}.csv", f"{named}.search.json"]
+    left, *others = kept(tmp_path / "killed")
+    assert left.startswith("masks/.toy_skip30.csv.") and others == [f"{named}.csv", f"{named}.search.json"]
     assert len(rows_of(tmp_path / "killed" / named)) == 2
     assert untimed(search_toy(tmp_path / "killed")) == untimed(search_toy(tmp_path / "whole"))
-    assert files(tmp_path / "killed") == [f"{named}.csv", f"{named}.json"], "what the write left is gone"
+    assert kept(tmp_path / "killed") == [f"{named}.csv", f"{named}.json"], "what the write left is gone"
+
+
+def test_a_mask_is_searched_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed_after(2, monkeypatch, folder=tmp_path, mask_name="one")
+    before = {name: (tmp_path / name).read_bytes() for name in kept(tmp_path)}
+    with claims.claimed(tmp_path, "search-one"):
+        for asked in ({}, {"overwrite": True}):
+            with pytest.raises(claims.Busy, match=r"masks/one\.json is being searched by process \d+ on .*: leave it"):
+                search_toy(tmp_path, mask_name="one", **asked)
+        assert before == {name: (tmp_path / name).read_bytes() for name in kept(tmp_path)}
+        assert search_toy(tmp_path, mask_name="two").is_file()
+        said = refused(monkeypatch, capsys, "job=search", f"results_dir={tmp_path}", "job.mask_name=one")
+        assert "is being searched by process" in said
+    assert search_toy(tmp_path, mask_name="one").is_file()
 
 
 def test_a_killed_search_goes_on_with_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +226,7 @@ def test_a_killed_search_goes_on_with_nothing_else(tmp_path: Path, monkeypatch: 
     ):
         search_toy(tmp_path, mask_name="one", seed=1, alpha=0.2)
     assert search_toy(tmp_path, mask_name="one", seed=1, overwrite=True).is_file()
-    assert files(tmp_path) == ["masks/one.csv", "masks/one.json"]
+    assert kept(tmp_path) == ["masks/one.csv", "masks/one.json"]
 
 
 def test_a_search_that_replaces_a_mask_keeps_it_until_it_is_done(

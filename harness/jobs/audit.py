@@ -32,7 +32,7 @@ from harness.report.lines import RunReport
 from harness.report.tables import console_table, identity
 from harness.sampling import Sampling
 from harness.scoring import METRICS
-from harness.store import RUN, RunData, check_writable, find_runs, read, read_config, write_atomic
+from harness.store import RUN, RunData, check_writable, find_runs, read, read_config, write_atomic, writing
 
 MakeSlim = Callable[[Tiers, Model], Slim | Sequence[Slim]]
 
@@ -82,10 +82,11 @@ def audit(
     facts = identity(RunReport(data.run, (), (), settings))
     texts = files(data.run, outputs, facts, name)
     paths = []
-    for file, text in {**texts, f"{name}.html": page(data.run, outputs, facts)}.items():
-        write_atomic(tables / file, text)
-        paths.append(tables / file)
-    paths += save(audit_figure(outputs), figures, name)
+    with writing(tables):
+        for file, text in {**texts, f"{name}.html": page(data.run, outputs, facts)}.items():
+            write_atomic(tables / file, text)
+            paths.append(tables / file)
+        paths += save(audit_figure(outputs), figures, name)
     frame = summary_frame(outputs)
     table = console_table("Tokens of the slim verifier that the full one would not have written", list(frame), "")
     for row in frame.itertuples(index=False):

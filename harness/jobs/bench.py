@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 
 from harness import sweeps
@@ -44,10 +43,10 @@ from harness.records import (
 from harness.report.lines import build
 from harness.report.load import load
 from harness.rescore import fidelity_records
-from harness.resume import by_key, finished_or_begun, gone_on_with, key_of
+from harness.resume import begun_again, by_key, finished_or_begun, gone_on_with, key_of
 from harness.sampling import Sampling
 from harness.scoring import with_companions
-from harness.store import RunData, RunFolder, check_writable, new_run_id, read_config
+from harness.store import RunData, RunFolder, check_writable, new_run_id, parsed, read_config
 
 ENOUGH_BLOCKS = 50
 """Blocks with drafts from which on a drafter of which nothing is kept is warned of."""
@@ -66,8 +65,9 @@ def bench(
 ) -> Path:
     """Run the comparison and return the run folder.
 
-    One that is finished is not measured again, and one that was killed is gone on with, unless ``rerun`` says so. In a
-    sweep tables and figures are left to its end.
+    One that is finished is not measured again, and one that was killed is gone on with. With ``rerun`` it is measured
+    anew; only a run that ``rerun`` began and that was killed is gone on with. In a sweep tables and figures are left to
+    its end.
 
     The arm ``autoregressive`` is added where it is not listed: every speedup is against it, in the same run.
     ``fidelity``: score every output again with the full verifier, when all are decoded.
@@ -90,9 +90,10 @@ def bench(
     ]
     capacity_of(settings, verifier, methods, prompts)  # refuses what does not fit before anything is written
     data = {name: source for name, (_, source) in loaded.items()}
-    cell = cell_of(yaml.safe_load(config), facts(verifier), data, prompts_sha(tasks, prompts), verifier.folder)
+    chosen = parsed(config)
+    cell = cell_of(chosen, facts(verifier), data, prompts_sha(tasks, prompts), verifier.folder)
     with claimed(results, cell.key) as claim:
-        finished, begun = (None, None) if rerun else finished_or_begun(results, cell.key)
+        finished, begun = (None, begun_again(results, cell.key)) if rerun else finished_or_begun(results, cell.key)
         if finished is not None:
             note("skipped", cell, finished.name)
             tell(screen, f"cell {cell.key} is finished: {finished} (rerun=true measures it again)")
@@ -110,9 +111,9 @@ def bench(
             folder, before = RunFolder.create(results, run, config), RunData(run, (), 0, ())
         else:
             folder, before = gone_on_with(begun, run, visits_a_prompt(settings.pairing, list(decoders)))
+            chosen = read_config(folder.path)
             tell(screen, f"going on with {begun}, where {len(before.samples)} samples are")
         note("running", cell, folder.path.name)
-        chosen = read_config(folder.path)
         samples, differing, scored = list(before.samples), list(before.divergences), list(before.fidelity)
         judged = {key_of(one) for one in differing}
         try:

@@ -6,6 +6,7 @@ database, and one that was not is proposed again. What is proposed depends on th
 
 import io
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +30,7 @@ from harness.pareto.tables import Found, Search, write_pareto
 from harness.prompts import Task
 from harness.records import DataSource, Example
 from harness.report.load import load
-from harness.store import check_writable, read
+from harness.store import check_writable, read, unwritable, writing
 
 SAMPLERS = ("tpe", "nsga2")
 POPULATION = 10
@@ -97,12 +98,14 @@ def pareto(
     check_calls({"job": {"methods": methods}}, {"job": {"methods": methods}})
     folder = Path(settings.results_dir) / "pareto" / settings.name
     check_writable(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     sources = {name: task.calibration(prompts, settings.seed)[1] for name, task in tasks.items()}
     full = model(notify=lambda line: screen.print(line, style="dim", highlight=False))
     runner = Runner(settings, full, tasks, config, folder, prompts, again=overwrite)
     identity = identify(settings, full, methods, arm, space, sampler, loss, prompts, sources)
-    with alone(folder), opened(folder / "study.db", identity, overwrite, settings.name) as study:
+    database = folder / "study.db"
+    with alone(folder), keeping(database), opened(database, identity, overwrite, settings.name) as study:
         for found in search(
             study, space, sampler, settings.seed, trials, lambda point: runner.trial(arm, point), arm, loss
         ):
@@ -209,6 +212,22 @@ def alone(folder: Path) -> Any:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def keeping(path: Path) -> Any:
+    """
+    Raises:
+        UserError: the study at ``path`` cannot be written inside, as on a full disk.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = (getattr(one, "orig", None) for one in (error, error.__cause__))  # SQLAlchemy's, or Optuna's of that
+        reason = next((one for one in found if isinstance(one, sqlite3.Error)), None)
+        if reason is None:
+            raise
+        raise unwritable(path, reason) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from harness.report.choice import main_figure
 from harness.report.figures import save
 from harness.report.load import load
 from harness.report.tables import write_tables
-from harness.store import RUN, find_runs, read
+from harness.store import RUN, find_runs, read, writing
 
 ALL = "all"
 
@@ -38,7 +38,8 @@ def relog(results_dir: str, log: Logger, runs: str | Sequence[str] | None = None
     sent: list[str] = []
     for folder in folders:
         try:
-            send(folder, log)
+            with writing(Path(tempfile.gettempdir())):
+                send(folder, log)
         except UserError as error:
             if runs != ALL:
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from harness.claims import claimed
 from harness.config import FILE_NAME
 from harness.decode.slim import CACHES
 from harness.dimr import calibration_text, check_margins, evaluate
@@ -24,7 +25,7 @@ from harness.prompts import Prompt, Task, make_prompt
 from harness.proposals import Evaluation, SearchPlan
 from harness.proposals import search as search_masks
 from harness.records import DataSource
-from harness.store import check_writable, remove_temporaries, write_atomic
+from harness.store import check_writable, remove_temporaries, write_atomic, writing
 
 HEAD = ("kept", "cost", "agreement", "positions", "seconds", "proposal")
 
@@ -65,7 +66,8 @@ def search(
         overwrite: replace a mask of the same name, finished or not.
 
     Raises:
-        UserError: bad settings, or anything missing.
+        Busy: another process is searching the mask of this name.
+        UserError: bad settings, anything missing, or a mask or table that cannot be written.
     """
     screen = Console(stderr=True)
     counts = {"evaluations": evaluations, "prompts": prompts, "new_tokens": new_tokens, "block": block}
@@ -100,27 +102,35 @@ def search(
         "beta": beta,
     }
     state = State(folder, mask_name or mask_stem(full.slug, skip_ratio, cache, units))
+    if not FILE_NAME.fullmatch(state.name):
+        raise UserError(f"job.mask_name={state.name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
     prompts_made = [
         make_prompt(full, key, tasks[key], example) for key, (found, _) in rows.items() for example in found
     ]
     identity = identify(full, settings, {key: source for key, (_, source) in rows.items()})
-    remembered = state.opened(identity, plan, overwrite)
     positions_needed(full, prompts_made, new_tokens + 1, "job.new_tokens")
-    if remembered:
-        screen.print(f"going on from {len(remembered)} masks of {state.table}", style="dim", highlight=False)
+    with claimed(Path(results_dir), f"search-{state.name}", f"{state.mask} is being searched") as claim:
+        remembered = state.opened(identity, plan, overwrite)
+        if remembered:
+            screen.print(f"going on from {len(remembered)} masks of {state.table}", style="dim", highlight=False)
 
-    begun = perf_counter()
-    score = scorer(full, prompts_made, new_tokens, block, alpha, beta, cache, screen)
-    calibration_s = perf_counter() - begun
-    state.begin(identity)
-    evaluated: list[Evaluation] = []
-    for evaluation in track(search_masks(plan, score, remembered), "scoring masks", total=evaluations, console=screen):
-        evaluated.append(evaluation)
-        if len(evaluated) > len(remembered):
-            write_atomic(state.table, table(evaluated))  # a killed search keeps what it has scored
-    best = min(evaluated, key=lambda evaluation: evaluation.cost)
-    description = described(identity, best, evaluated, calibration_s, plan)
-    state.finish(description, evaluated)
+        begun = perf_counter()
+        score = scorer(full, prompts_made, new_tokens, block, alpha, beta, cache, screen)
+        calibration_s = perf_counter() - begun
+        claim.check()
+        state.begin(identity)
+        evaluated: list[Evaluation] = []
+        masks = search_masks(plan, score, remembered)
+        for evaluation in track(masks, "scoring masks", total=evaluations, console=screen):
+            evaluated.append(evaluation)
+            if len(evaluated) > len(remembered):  # a killed search keeps what it has scored
+                claim.check()
+                with writing(state.table):
+                    write_atomic(state.table, table(evaluated))
+        best = min(evaluated, key=lambda evaluation: evaluation.cost)
+        description = described(identity, best, evaluated, calibration_s, plan)
+        claim.check()
+        state.finish(description, evaluated)
     screen.print(
         f"best of {len(evaluated)} masks: cost {best.cost:.3f} nats, top-1 agreement {best.agreement:.2f}; scored in "
         f"{description['search_s']:.0f} s, ended by {description['ended_by']}; wrote {state.mask}",
@@ -172,12 +182,8 @@ class State:
         """The masks that a killed search of the same identity has scored; nothing is written yet.
 
         Raises:
-            UserError: a bad name, a finished mask, or a killed search of something else, and not ``overwrite``.
+            UserError: a finished mask, or a killed search of something else, and not ``overwrite``.
         """
-        if not FILE_NAME.fullmatch(self.name):
-            raise UserError(
-                f"job.mask_name={self.name!r}: want a plain file name of letters, digits, '_', '-' and '.'."
-            )
         if overwrite:
             return {}
         choose = "choose another job.mask_name=NAME, or replace it with job.overwrite=true."
@@ -194,15 +200,17 @@ class State:
 
     def begin(self, identity: Mapping[str, Any]) -> None:
         """From here on the search can be resumed. A mask that is to be replaced stays until then."""
-        remove_temporaries(self.folder, f"{self.name}.*")
-        if not self.running.exists() or json.loads(self.running.read_text()) != identity:
-            self.table.unlink(missing_ok=True)
-        write_atomic(self.running, json.dumps(identity, indent=2) + "\n")
+        with writing(self.running):
+            remove_temporaries(self.folder, f"{self.name}.*")
+            if not self.running.exists() or json.loads(self.running.read_text()) != identity:
+                self.table.unlink(missing_ok=True)
+            write_atomic(self.running, json.dumps(identity, indent=2) + "\n")
 
     def finish(self, description: Mapping[str, Any], evaluated: Sequence[Evaluation]) -> None:
-        write_atomic(self.table, table(evaluated))
-        write_atomic(self.mask, json.dumps(description, indent=2) + "\n")
-        self.running.unlink()
+        with writing(self.mask):
+            write_atomic(self.table, table(evaluated))
+            write_atomic(self.mask, json.dumps(description, indent=2) + "\n")
+            self.running.unlink()
 
 
 def identify(full: Model, settings: Mapping[str, Any], data: Mapping[str, DataSource]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.compare import BASELINE
 from harness.errors import UserError, unknown
 from harness.log.workspace import build, definition
-from harness.store import check_writable, write_atomic
+from harness.store import check_writable, write_atomic, writing
 
 MODES = ("online", "offline")
 FILE = "workspace.json"
@@ -51,7 +51,8 @@ def workspace(
     if mode == "online":
         url = saved(made, url)
     found = {"entity": owner, "project": project, "name": name, "url": url, "spec": definition(made)}
-    write_atomic(path, json.dumps(found, indent=1) + "\n")
+    with writing(path):
+        write_atomic(path, json.dumps(found, indent=1) + "\n")
     panels = sum(len(section.panels) for section in made.sections)
     screen.print(f"{len(made.sections)} sections, {panels} panels; wrote {path}", highlight=False, soft_wrap=True)
     screen.print(
