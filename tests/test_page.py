@@ -34,7 +34,10 @@ def test_the_page_has_every_figure_of_the_run(tmp_path: Path) -> None:
     built = build(RUN, samples(), SETTINGS)
     paths = write_reports([built], Target(tmp_path / "t", tmp_path / "f", "mine", ["html"], further=True))
     drawn = [path for path in paths if path.suffix == ".png"]
-    assert len(drawn) == paths[-1].read_text().count("data:image/svg+xml;base64,") == 3
+    page = paths[-1].read_text()
+    assert len(drawn) == page.count("data:image/svg+xml;base64,") == 3
+    above, _, below = page.partition("<h2>Results</h2>")
+    assert above.count("<figure>") == 1 and below.partition("<h2>Quality</h2>")[0].count("<figure>") == 2
 
 
 def test_the_page_says_what_the_markdown_says(tmp_path: Path) -> None:

@@ -90,14 +90,19 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def run_page(reports: Sequence[RunReport], figures: Mapping[str, Figure], name: str) -> str:
-    """The page of one or more runs: what their Markdown says, with the figures."""
+    """The page of one or more runs: what their Markdown says, the main figure on top, the others below the results."""
     parts = [html_prose(note) for note in notes(reports)]
-    for ending, figure in figures.items():
-        parts.append(picture(figure, f"{name}: {ending or 'main'} figure of this page's numbers"))
+    drawn = {
+        ending: picture(figure, f"{name}: {ending or 'main'} figure of this page's numbers")
+        for ending, figure in figures.items()
+    }
+    parts += [drawn.pop("")] if "" in drawn else []
     for head, frame, remark in sections(reports):
         parts += [f"<h2>{escape(head)}</h2>", table(frame), html_prose(remark)]
         if head == "Results" and (faults := faults_of(reports)):
             parts += ["<h2>Faults</h2>", html_prose(bullets(faults))]
+        if head == "Results":
+            parts += drawn.values()
     facts = [fact for report in reports for fact in identity(report)]
     parts += ["<h2>Run</h2>", html_prose(bullets(facts))]
     parts += ["<h2>Definitions</h2>", html_prose(bullets(f"`{known}`: {definition(known)}" for known in DEFINED))]
