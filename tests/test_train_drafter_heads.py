@@ -288,10 +288,10 @@ def test_a_copier_learns_to_look_where_the_right_token_followed(model: Model, mo
     batch, size = collate(data.trained[:8]), own.spec.head_dim
     groups = own.spec.heads // own.spec.kv_heads
 
+    @torch.no_grad()
     def wrong() -> float:
-        return float(
-            copier.looked_wrong(own, batch, attention.q_proj.weight[-groups * size :], attention.k_proj.weight[-size:])
-        )
+        query, key = attention.q_proj.weight, attention.k_proj.weight
+        return copier.looked_wrong(own, batch, query[-groups * size :], key[-size:]).item()
 
     copier.make_copier(own, data, torch.Generator().manual_seed(0))
     made = wrong()

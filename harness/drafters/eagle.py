@@ -1,7 +1,8 @@
 """EAGLE: a decoder layer over token and feature predicts the next feature, and through the verifier's head a token.
 
 EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858; the tree of EAGLE-2 apart) and, with ``fused``, the head of EAGLE-3
-(arXiv 2503.01840), as in SafeAILab/EAGLE ``cnets1.py`` and ``cnets.py``.
+(arXiv 2503.01840), as in SafeAILab/EAGLE ``cnets1.py`` and ``cnets.py``. A head of EAGLE-1's that copies from the text,
+``beside``, is ours.
 """
 
 from collections.abc import Mapping, Sequence
