@@ -267,9 +267,9 @@ def test_a_copying_head_may_begin_with_a_plain_one(tmp_path: Path, model: Model)
     for one, other in zip(plain.predictions(batch), wide.predictions(batch), strict=True):
         assert torch.allclose(one.logits, other.logits, atol=1e-5)
     schedule = {"steps": 1, "lr": 1e-9}
-    asked = {"schedule": schedule, "kind": "eagle"}
+    asked: dict[str, Any] = {"schedule": schedule, "kind": "eagle"}
     first = train(tmp_path, model.folder, **asked, drafter_name="first")
-    more = {**asked, "beside": list(BESIDE), "data": {"taps": list(TAPS)}}
+    more: dict[str, Any] = {**asked, "beside": list(BESIDE), "data": {"taps": list(TAPS)}}
     second = train(tmp_path, model.folder, **more, start_from=str(first), drafter_name="second")
     third = train(tmp_path, model.folder, **more, start_from=str(second), drafter_name="third")
     old, made, kept = (load_file(folder / "model.safetensors") for folder in (first, second, third))
