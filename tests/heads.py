@@ -21,11 +21,15 @@ from tests.toys import DrafterFactory
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
 CONFIGS: dict[str, dict[str, Any]] = {
     "eagle": {"model": "tiny", "bias": True, **SHAPE},
+    "copying": {"model": "tiny", "bias": True, "beside": [0, 2], **SHAPE},
     "fused": {"model": "tiny", "fused": True, **SHAPE},
     "mtp": {"model": "tiny", **SHAPE},
     "medusa": {"model": "tiny", "medusa_num_heads": 8, "medusa_num_layers": 2},
 }
-SHAPES = {"eagle": eagle.shapes, "fused": eagle.shapes, "mtp": mtp.shapes, "medusa": medusa.shapes}
+SHAPES = {
+    **{"eagle": eagle.shapes, "copying": eagle.shapes, "fused": eagle.shapes},
+    **{"mtp": mtp.shapes, "medusa": medusa.shapes},
+}
 
 
 def first_layer(model: Transformer) -> dict[str, Tensor]:
@@ -57,7 +61,7 @@ def tensors_of(kind: str, model: Transformer, seed: int, noise: float = 0.05) ->
             found[own] += tensor
         else:
             found[own][:, :width] += tensor  # the half of attention's input that is the token
-    if kind in ("eagle", "mtp"):
+    if kind in ("eagle", "copying", "mtp"):
         found["eh_proj.weight" if kind == "mtp" else "fc.weight"][:, :width] += torch.eye(width, dtype=dtype)
     if kind == "fused":
         found["fc.weight"][:, -width:] += torch.eye(width, dtype=dtype)
@@ -129,14 +133,20 @@ def naive_layer(weight: Callable[[str], Tensor], x: Tensor, read: Tensor) -> Ten
 
 def naive_states(kind: str, tensors: Mapping[str, Tensor], embed: Tensor, features: Tensor, taken: int) -> Tensor:
     """Outputs of a recurrent head for a whole sequence, whose first ``taken`` features are the verifier's."""
-    base = {"eagle": "layers.0.", "fused": "midlayer.", "mtp": "model.layers.0."}[kind]
+    base = {"fused": "midlayer.", "mtp": "model.layers.0."}.get(kind, "layers.0.")
+    width = embed.shape[-1]
+    beside = features[:taken, :-width]
     if kind == "fused":
         features = features @ tensors["fc.weight"].T
-    states = features[:taken]
+    states = features[:taken, -width:]
     while True:
         e = embed[: len(states)]
-        if kind == "eagle":
+        if kind in ("eagle", "copying"):
             x = read = torch.cat((e, states), -1) @ tensors["fc.weight"].T + tensors["fc.bias"]
+            if kind == "copying":
+                ones = torch.ones(width, dtype=x.dtype)
+                deep = [F.pad(rms(part, ones), (0, 0, 0, len(x) - taken)) for part in beside.split(width, -1)]
+                read = torch.cat((x, rms(e, ones), *deep), -1)
         elif kind == "mtp":
             normed = torch.cat((rms(e, tensors["enorm.weight"]), rms(states, tensors["hnorm.weight"])), -1)
             x = normed @ tensors["eh_proj.weight"].T

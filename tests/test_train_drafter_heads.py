@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.sampling import RandomChooser
-from harness.training import distil
+from harness.training import copier, distil
 from harness.training.data import TextData, collate
 from harness.training.decoding import FAMILIES, accept_length, drafter_folder, rollout
 from harness.training.distil import Distillation, measure
-from harness.training.heads import STUDENTS, FusedStudent
+from harness.training.heads import STUDENTS, CopyingStudent, FusedStudent
 from harness.training.layers import Sized
 from harness.training.loop import Schedule, Training
 from harness.training.objectives import forward_kl, reverse_kl
@@ -26,8 +26,13 @@ from harness.training.write import Text
 from tests.toys import CPU, GREEDY, tiers_of
 from tests.training import SCHEDULE, texts, train, verifier
 
-KINDS = ("eagle", "fused", "mtp", "medusa")
+KINDS = ("eagle", "copying", "fused", "mtp", "medusa")
 TAPS = (0, 1, 2)
+BESIDE = (0, 2)
+ASKED: dict[str, dict[str, Any]] = {
+    "copying": {"kind": "eagle", "beside": list(BESIDE), "data": {"taps": list(TAPS)}},
+    "fused": {"kind": "eagle", "fused": True},
+}
 TURNS = 3
 PROMPTS = ((3, 4, 5, 6), (9, 8, 7), (11, 2, 14, 20, 5))
 
@@ -35,6 +40,7 @@ PROMPTS = ((3, 4, 5, 6), (9, 8, 7), (11, 2, 14, 20, 5))
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(copier, "FIT_STEPS", 30)
 
 
 @pytest.fixture
@@ -44,13 +50,15 @@ def model(tmp_path: Path) -> Model:
 
 def made(kind: str, model: Model, data: TextData, head: int, layers: list[int]):
     borrowed = borrow(model, data.frequent(head))
+    if kind == "copying":
+        return CopyingStudent(borrowed, layers, TURNS, BESIDE, TAPS)
     if kind == "fused":
         return FusedStudent(borrowed, layers, TURNS, TAPS, data.tap_sizes())
     return STUDENTS[kind](borrowed, layers, TURNS)
 
 
 def written(kind: str, model: Model, **changed: Any) -> TextData:
-    return texts(model, **(changed | ({"taps": TAPS} if kind == "fused" else {})))
+    return texts(model, **(changed | ({"taps": TAPS} if kind in ASKED else {})))
 
 
 def shaken(kind: str, model: Model, data: TextData, head: int = 29):
@@ -82,7 +90,12 @@ def test_training_says_what_drafting_says(kind: str, head: int, model: Model) ->
         whole = (*tokens[:length], *drafts, 0)
         read = torch.zeros(len(whole) - 1, tiers.features.shape[1])
         read[: length - 1] = tiers.features[: length - 1]
-        text = Text(0, whole, 1, read) if kind != "fused" else Text(0, whole, 1, read[:, :24], read)
+        text = Text(0, whole, 1, read)
+        if kind == "copying":  # of the layer that it does not read nothing is known
+            states = torch.cat((read[:, :24], torch.full((len(read), 24), 9.0), read[:, 24:48]), 1)
+            text = Text(0, whole, 1, read[:, 48:], states)
+        elif kind == "fused":
+            text = Text(0, whole, 1, read[:, :24], read)
         said = list(own.predictions(collate([text])))
         assert len(drafts) == len(said) == TURNS
         for turn, one in enumerate(said):
@@ -126,7 +139,7 @@ def test_a_head_learns(kind: str, model: Model, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_job_trains_a_head(kind: str, tmp_path: Path, model: Model) -> None:
     assert model.folder is not None
-    asked = {"kind": "eagle", "fused": True} if kind == "fused" else {"kind": kind}
+    asked = ASKED.get(kind, {"kind": kind})
     folder = train(tmp_path / "results", model.folder, **asked, schedule={"steps": 3})
     card = (folder / "README.md").read_text()
     assert f"`{asked['kind']}` drafter" in card and "mean_accept_length" in card
@@ -151,7 +164,7 @@ def test_the_loss_of_replayed_blocks_reaches_the_head_alone(kind: str, model: Mo
     """Forward KL on what was kept, reverse KL behind it, of these very logits, per drafted token."""
     data = written(kind, model)
     own = shaken(kind, model, data)
-    width = 24 * (len(TAPS) if kind == "fused" else 1)
+    width = 24 * (len(TAPS) if kind in ASKED else 1)
     draws = torch.Generator().manual_seed(1)
     laws = torch.randn(2, TURNS, 29, generator=draws)
     blocks = (DraftedBlock(4, (7, 11, 12), 1, laws[0]), DraftedBlock(6, (10, 13), 0, laws[1, :2]))
@@ -174,7 +187,7 @@ def test_the_loss_of_replayed_blocks_reaches_the_head_alone(kind: str, model: Mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_job_learns_on_policy(kind: str, tmp_path: Path, model: Model) -> None:
     assert model.folder is not None
-    asked: dict[str, Any] = {"kind": "eagle", "fused": True} if kind == "fused" else {"kind": kind}
+    asked = ASKED.get(kind, {"kind": kind})
     schedule = {"steps": 2, "batch_tokens": 64}
     first = train(tmp_path / "results", model.folder, **asked, schedule=schedule)
     more: dict[str, Any] = {
@@ -232,3 +245,62 @@ def test_a_fused_head_of_other_drafters_or_taps_is_refused(tmp_path: Path, model
     for taps in ([0, 1], [0, 1, 4]):
         with pytest.raises(UserError, match=r"job\.data\.taps="):
             train(tmp_path / "results", model.folder, kind="eagle", fused=True, data={"taps": taps})
+
+
+def test_states_beside_are_for_eagle_alone_and_must_be_kept(tmp_path: Path, model: Model) -> None:
+    assert model.folder is not None
+    for asked in ({"kind": "mtp"}, {"kind": "eagle", "fused": True}):
+        with pytest.raises(UserError, match=r"job\.beside is for an eagle that is not fused"):
+            train(tmp_path / "results", model.folder, **asked, beside=[0], data={"taps": TAPS})
+    with pytest.raises(UserError, match=r"job\.beside has layers \[3\], whose states are not kept"):
+        train(tmp_path / "results", model.folder, kind="eagle", beside=[0, 3], data={"taps": TAPS})
+
+
+def test_a_copying_head_may_begin_with_a_plain_one(tmp_path: Path, model: Model) -> None:
+    """Without its copier it says the same; the job gives it one, and not again where it goes on with such a head."""
+    assert model.folder is not None
+    data = texts(model, taps=TAPS)
+    plain = shaken("eagle", model, data)
+    wide = CopyingStudent(plain.borrowed, [3], TURNS, BESIDE, TAPS)
+    wide.load_state_dict(wide.widened(plain.state_dict()))
+    batch = collate(data.trained[:4])
+    for one, other in zip(plain.predictions(batch), wide.predictions(batch), strict=True):
+        assert torch.allclose(one.logits, other.logits, atol=1e-5)
+    schedule = {"steps": 1, "lr": 1e-9}
+    asked: dict[str, Any] = {"schedule": schedule, "kind": "eagle"}
+    first = train(tmp_path, model.folder, **asked, drafter_name="first")
+    more: dict[str, Any] = {**asked, "beside": list(BESIDE), "data": {"taps": list(TAPS)}}
+    second = train(tmp_path, model.folder, **more, start_from=str(first), drafter_name="second")
+    third = train(tmp_path, model.folder, **more, start_from=str(second), drafter_name="third")
+    old, made, kept = (load_file(folder / "model.safetensors") for folder in (first, second, third))
+    query = "layers.0.self_attn.q_proj.weight"
+    rows, columns = old[query].shape
+    assert torch.equal(made[query][:rows, :columns], old[query])
+    assert made[query][:rows, columns:].abs().max() < 1e-8 < 1e-2 < made[query][rows:].abs().max()
+    assert torch.allclose(made[query], kept[query], atol=1e-8)
+
+
+def test_a_copier_learns_to_look_where_the_right_token_followed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = texts(model, taps=TAPS)
+    own = shaken("copying", model, data)
+    attention = own.layers[0].self_attn
+    before = {name: weight.clone() for name, weight in own.state_dict().items()}
+    batch, size = collate(data.trained[:8]), own.spec.head_dim
+    groups = own.spec.heads // own.spec.kv_heads
+
+    @torch.no_grad()
+    def wrong() -> float:
+        query, key = attention.q_proj.weight, attention.k_proj.weight
+        return copier.looked_wrong(own, batch, query[-groups * size :], key[-size:]).item()
+
+    copier.make_copier(own, data, torch.Generator().manual_seed(0))
+    made = wrong()
+    monkeypatch.setattr(copier, "FIT_STEPS", 100)
+    copier.fit_copier(own, data, 0)
+    assert wrong() < 0.95 * made
+    changed = {name for name, weight in own.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"}
+    for part in "qkv":
+        name = f"layers.0.self_attn.{part}_proj.weight"
+        old = len(before[name]) - size * (groups if part == "q" else 1)
+        assert torch.equal(own.state_dict()[name][:old], before[name][:old])

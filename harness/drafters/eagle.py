@@ -1,7 +1,8 @@
 """EAGLE: a decoder layer over token and feature predicts the next feature, and through the verifier's head a token.
 
 EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858; the tree of EAGLE-2 apart) and, with ``fused``, the head of EAGLE-3
-(arXiv 2503.01840), as in SafeAILab/EAGLE ``cnets1.py`` and ``cnets.py``.
+(arXiv 2503.01840), as in SafeAILab/EAGLE ``cnets1.py`` and ``cnets.py``. A head of EAGLE-1's that copies from the text,
+``beside``, is ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,44 @@ class PlainHead:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyingHead:
+    """Ours: EAGLE-1 whose attention reads [x, norm e, norm s] where x = W [e, f] + b is all that it reads there.
+
+    s are states of the verifier behind early layers, from which a row tells its own token: attention can look for the
+    last token in the text and say what followed. Rows made of the head's own outputs have none; theirs are zero.
+    """
+
+    plain: PlainHead
+    taps: tuple[int, ...]
+
+    @property
+    def model(self) -> Transformer:
+        return self.plain.model
+
+    def enter(self, features: Float[Tensor, "S F"]) -> Float[Tensor, "S F"]:
+        """Normed but for the last part, the feature, which goes first."""
+        *beside, feature = features.split(self.model.spec.hidden_size, -1)
+        return torch.cat((feature, *(self.normed(state) for state in beside)), -1)
+
+    def normed(self, x: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        return self.model.norm(x, torch.ones_like(x[0]), self.model.spec.norm_eps, self.model.compute_dtype)
+
+    def advance(
+        self, tokens: Int[Tensor, "S"], states: Float[Tensor, "S F"], entries: Entries, sights: Sequence[Sight]
+    ) -> Float[Tensor, "S F"]:
+        (layer,) = self.model.weights.layers
+        embedded = self.model.embedded(tokens.to(self.model.input_device)).to(states.device)
+        feature, beside = states.tensor_split([embedded.shape[-1]], -1)
+        fused = linear(torch.cat((embedded, feature), -1), self.plain.fuse, self.plain.bias)
+        read = torch.cat((fused, self.normed(embedded), beside), -1)
+        made = self.model.add_layer(layer, fused, read, entries[0], sights[0])
+        return torch.cat((made, torch.zeros_like(beside)), -1)
+
+    def logits(self, states: Float[Tensor, "S F"]) -> Float[Tensor, "S V"]:
+        return self.plain.logits(states[:, : self.model.spec.hidden_size])
+
+
+@dataclass(frozen=True, slots=True)
 class FusedHead:
     """EAGLE-3: f' = layer(f) whose attention reads [norm e, norm f]; logits = head norm f'.
 
@@ -110,7 +149,7 @@ class Eagle(HeadDrafter):
         super().__init__(f"eagle({folder_name(folder)})", HeadTier(tiers, head, features), sampling)
 
 
-def read_head(folder: Path, model: Model) -> PlainHead | FusedHead:
+def read_head(folder: Path, model: Model) -> PlainHead | CopyingHead | FusedHead:
     """The head in a folder of either layout."""
     if (folder / CARD).is_file():
         found = load_drafter(folder, "eagle", model, shapes)
@@ -128,6 +167,17 @@ def is_fused(config: Mapping[str, Any]) -> bool:
     return bool(config.get("fused", "draft_vocab_size" in config))
 
 
+def beside_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The layers whose states a head reads to copy; none in EAGLE's own layouts."""
+    return () if is_fused(config) else tuple(config.get("beside", ()))
+
+
+def read_width(config: Mapping[str, Any], width: int) -> int | None:
+    """What attention reads; None: as wide as the layer."""
+    parts = 2 if is_fused(config) else 1 + bool(beside_of(config)) + len(beside_of(config))
+    return None if parts == 1 else parts * width
+
+
 def head_spec(config: Mapping[str, Any], verifier: ModelSpec) -> ModelSpec:
     spec = own_spec(config, verifier)
     if spec.layers != 1:
@@ -138,7 +188,7 @@ def head_spec(config: Mapping[str, Any], verifier: ModelSpec) -> ModelSpec:
 def shapes(config: Mapping[str, Any], verifier: ModelSpec) -> dict[str, Shape]:
     """The weights of a drafter folder: those of the public layout without embedding and head."""
     spec, width, fused = head_spec(config, verifier), verifier.hidden_size, is_fused(config)
-    parts = [part for stack in matrices(spec, 0, 2 * width if fused else None).values() for part in stack]
+    parts = [part for stack in matrices(spec, 0, read_width(config, width)).values() for part in stack]
     gains = [(name, shape) for field, (name, shape) in norms(spec, 0).items() if fused or field != "attn_norm"]
     found = {renamed(name, fused): shape for name, shape in (*parts, *gains)}
     if fused:
@@ -169,7 +219,7 @@ def eagle_head(
     tensors: Mapping[str, Tensor],
     verifier: Transformer,
     head_tokens: Int[Tensor, "N"] | None = None,
-) -> PlainHead | FusedHead:
+) -> PlainHead | CopyingHead | FusedHead:
     """The head that ``shapes`` names the weights of, in the dtype of ``verifier``, whose embedding and head it uses.
 
     Differentiable in ``tensors`` where ``verifier`` is in a dtype that is not packed.
@@ -185,7 +235,7 @@ def eagle_head(
     def placed(name: str) -> Tensor:
         return tensors[name].to(device, dtype)
 
-    layer = layer_weights(spec, 0, read, dtype, device, 2 * width if fused else None)
+    layer = layer_weights(spec, 0, read, dtype, device, read_width(config, width))
     embed = placed(EMBED) if EMBED in tensors else verifier.weights.embed
     norm = placed(NORM) if fused else ones.to(device, dtype)
     weights = Weights(embed, (layer if fused else replace(layer, attn_norm=None),), norm, verifier.weights.head)
@@ -200,7 +250,9 @@ def eagle_head(
     if head_tokens is not None and HEAD not in tensors:
         model = model.with_head_tokens(head_tokens)
     if not fused:
-        return PlainHead(model, pack(placed(MATRIX)), placed(BIAS) if BIAS in tensors else None)
+        plain = PlainHead(model, pack(placed(MATRIX)), placed(BIAS) if BIAS in tensors else None)
+        beside = beside_of(config)
+        return CopyingHead(plain, (*beside, AFTER_NORM)) if beside else plain
     return FusedHead(model, pack(placed(MATRIX)), placed(HIDDEN_NORM), taps_of(config, verifier.spec.layers))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.config import FILE_NAME
 from harness.drafters.eagle import eagle3_taps
-from harness.drafters.weights import CARD, HEAD_TOKENS, WEIGHTS, load_drafter, read_tensors, save_drafter
+from harness.drafters.weights import CARD, CONFIG, HEAD_TOKENS, WEIGHTS, load_drafter, read_tensors, save_drafter
 from harness.environment import environment, git_state
 from harness.errors import UserError, unknown
 from harness.log import Logger
@@ -31,11 +31,12 @@ from harness.model.made import sha256
 from harness.prompts import Task, make_prompt
 from harness.records import SCHEMA, DataSource, RunRecord
 from harness.store import check_writable, new_run_id, write_atomic
+from harness.training.copier import begin_copier
 from harness.training.data import TextData, prepare
 from harness.training.decoding import accept_length, drafter_folder
 from harness.training.distil import Distillation, measure
-from harness.training.heads import STUDENTS, FusedStudent
-from harness.training.loop import Losses, Schedule, Training
+from harness.training.heads import STUDENTS, CopyingStudent, EagleStudent, FusedStudent
+from harness.training.loop import CHECKPOINT, Losses, Schedule, Training
 from harness.training.on_policy import OnPolicy
 from harness.training.recipe import Recipe, Source
 from harness.training.students import Student, check_plain
@@ -64,6 +65,7 @@ def train_drafter(
     start_from: str | None = None,
     drafter_name: str | None = None,
     fused: bool = False,
+    beside: list[int] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write ``drafters/<name>/`` under ``results_dir``; checkpoints and log go to ``training/<name>/``.
@@ -83,6 +85,8 @@ def train_drafter(
         drafter_name: None: made of the model's name and the kind.
         fused: ``eagle`` reads states of a low, a middle and a high layer (EAGLE-3); where ``data`` has no taps, those
             of EAGLE-3 are taken.
+        beside: layers, of ``data``'s taps, whose states the attention of ``eagle`` reads to copy from the text; such a
+            head may begin with one that does not (``start_from``). None or []: it reads the last features alone.
         overwrite: begin anew where a drafter or a training of that name exists.
 
     Raises:
@@ -101,6 +105,10 @@ def train_drafter(
             raise UserError(f"{key}={value}: want at least 1.")
     if fused and kind != "eagle":
         raise UserError(f"job.fused=true is for eagle, not {kind}: set job.kind=eagle or job.fused=false.")
+    if beside and (kind != "eagle" or fused):
+        raise UserError(
+            "job.beside is for an eagle that is not fused: set job.beside=[], or job.kind=eagle job.fused=false."
+        )
     if not tasks:
         raise UserError("no task is chosen: write task=quick_four, or another of `python -m harness --help`.")
     for folder in ("drafters", "training"):
@@ -115,6 +123,8 @@ def train_drafter(
         data = replace(data, taps=tuple(eagle3_taps(depth)))
     if (fused and len(data.taps) != 3) or not all(type(tap) is int and 0 <= tap < depth for tap in data.taps):
         raise UserError(f"job.data.taps={list(data.taps)}: want three layers of the verifier, 0 to {depth - 1}.")
+    if absent := [tap for tap in beside or () if tap not in data.taps]:
+        raise UserError(f"job.beside has layers {absent}, whose states are not kept: name them in job.data.taps.")
     name = drafter_name or f"{full.slug}_{kind}"
     if not FILE_NAME.fullmatch(name):
         raise UserError(f"job.drafter_name={name!r}: want a plain file name of letters, digits, '_', '-' and '.'.")
@@ -142,6 +152,7 @@ def train_drafter(
                 "schedule": asdict(schedule),
             },
             **({"fused": True} if fused else {}),
+            **({"beside": list(beside)} if beside else {}),
             **{"gamma": gamma, "start_from": start_from and sha256(start_file(Path(start_from)))},
             "rows": {key: source.sha256 for key, (_, source) in rows.items()},
         }
@@ -150,7 +161,12 @@ def train_drafter(
         make = STUDENTS[kind]
         if fused:
             make = partial(FusedStudent, taps=data.taps, sizes=texts.tap_sizes())
+        elif beside:
+            make = partial(CopyingStudent, beside=tuple(beside), kept=data.taps)
         student = make_student(full, kind, make, chosen, turns, texts.frequent(head_tokens), start_from)
+        copies = start_from is not None and "beside" in read_json(Path(start_from).expanduser() / CONFIG)
+        if beside and not copies and not (work / CHECKPOINT).is_file():
+            begin_copier(student, texts, seed)
         parent = read_json(Path(start_from).expanduser() / CARD) if start_from else None
         losses: Losses = Distillation(student, texts, schedule.prompt_weight)
         if objective == "draft_opd":
@@ -277,10 +293,14 @@ def make_student(
         return make(borrow(full, head_tokens), layers, turns)
     folder = Path(start_from).expanduser()
     stored = read_tensors(start_file(folder))
-    student = make(borrow(full, stored[HEAD_TOKENS].long()), layers, turns)
-    shapes = {name: tuple(tensor.shape) for name, tensor in student.state_dict().items()}
+    borrowed = borrow(full, stored[HEAD_TOKENS].long())
+    student = made = make(borrowed, layers, turns)
+    if isinstance(student, CopyingStudent) and "beside" not in read_json(folder / CONFIG):
+        made = EagleStudent(borrowed, layers, turns)
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     found = load_drafter(folder, kind, full, lambda config, spec: shapes)
-    student.load_state_dict({name: found.tensors[name].float() for name in shapes})
+    weights = {name: found.tensors[name].float() for name in shapes}
+    student.load_state_dict(weights if made is student else student.widened(weights))
     return student
 
 
@@ -363,6 +383,7 @@ def save(
         "verifier_layers": identity["layers"],
         "schedule": identity["schedule"],
         "turns": identity["turns"],
+        **({"beside": identity["beside"]} if "beside" in identity else {}),
         "gamma": identity["gamma"],
         "start_from": identity["start_from"],
         **({"parent": parent} if parent else {}),

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from harness.drafters.weights import own_spec
+from harness.model.transformer import AFTER_NORM
 from harness.training.data import Batch
-from harness.training.layers import Chains, FusedLayer, Layer, Norm, Rotary, Sized, Turns
+from harness.training.layers import Attention, Chains, FusedLayer, Layer, Norm, Rotary, Sized, Turns
 from harness.training.replay import Replay
 from harness.training.students import Predictions, SmallStudent, flat, layer_config
 from harness.training.verifier import Borrowed, taken_layers
@@ -48,6 +49,12 @@ class RecurrentStudent(nn.Module, ABC):
     ) -> Float[Tensor, "B S E"]:
         """What stands in for the next features."""
 
+    def given(self, batch: Batch) -> Float[Tensor, "B S F"]:
+        """The verifier's features, or its states at ``taps``."""
+        read = batch.states if self.taps else batch.features
+        assert read is not None
+        return read
+
     def enter(self, features: Float[Tensor, "B S F"]) -> Float[Tensor, "B S E"]:
         """What the verifier's features, or its states at ``taps``, become before they are read."""
         return features
@@ -62,9 +69,7 @@ class RecurrentStudent(nn.Module, ABC):
 
     def predictions(self, batch: Batch) -> Iterator[Predictions]:
         """Turn by turn, each at every row that it has and whose token is there."""
-        read = batch.states if self.taps else batch.features
-        assert read is not None
-        states, embedded = self.enter(read[:, :-1].float()), self.borrowed.scaled(batch.tokens[:, 1:])
+        states, embedded = self.enter(self.given(batch)[:, :-1].float()), self.borrowed.scaled(batch.tokens[:, 1:])
         count = states.shape[1]
         row = torch.arange(count)
         past = Turns()
@@ -111,6 +116,11 @@ def only(layers: nn.Module) -> Layer:
     return layer
 
 
+def normed(x: Float[Tensor, "*rows E"], eps: float) -> Float[Tensor, "*rows E"]:
+    """At size 1, as a norm without a gain has it."""
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps)
+
+
 class EagleStudent(RecurrentStudent):
     """f' = layer(W [e, f] + b), whose attention has no norm; logits = head f'.
 
@@ -139,6 +149,75 @@ class EagleStudent(RecurrentStudent):
         self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: Turns | Chains
     ) -> Float[Tensor, "B S E"]:
         return only(self.layers).unrolled(self.fc(torch.cat((embedded, states), -1)), angles, past)
+
+
+class CopyingStudent(EagleStudent):
+    """EAGLE-1 whose attention also reads the token and states ``beside``, as ``drafters.eagle.CopyingHead`` does.
+
+    It begins as EAGLE-1 does, with a further key head and its query heads at zero, which ``training.copier`` sets.
+    ``kept`` are the layers whose states the texts have.
+    """
+
+    def __init__(
+        self, borrowed: Borrowed, layers: list[int], turns: int, beside: tuple[int, ...], kept: tuple[int, ...]
+    ) -> None:
+        super().__init__(borrowed, layers, turns)
+        self.taps = (*beside, AFTER_NORM)
+        self.columns = [kept.index(tap) for tap in beside]
+        heads, shared = self.spec.heads, self.spec.kv_heads
+        self.config = {
+            **self.config,
+            "num_attention_heads": heads + heads // shared,
+            "num_key_value_heads": shared + 1,
+            "beside": list(beside),
+        }
+        plain = self.state_dict()
+        self.spec = own_spec(self.config, borrowed.spec)
+        (layer,) = self.layers.children()
+        assert isinstance(layer, Layer)
+        layer.self_attn = Attention(self.spec, (2 + len(beside)) * self.spec.hidden_size)
+        self.load_state_dict(self.widened(plain))
+
+    def widened(self, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of EAGLE-1 as such a head has them, what is new at zero."""
+        own = dict(plain)
+        for name, wanted in self.state_dict().items():
+            if wanted.dim() == 2:
+                rows, columns = (new - old for new, old in zip(wanted.shape, plain[name].shape, strict=True))
+                own[name] = F.pad(plain[name], (0, columns, 0, rows))
+        return own
+
+    def begin(self, place: int) -> slice:
+        """The columns of a state beside in what the texts keep."""
+        width = self.spec.hidden_size
+        return slice(self.columns[place] * width, (self.columns[place] + 1) * width)
+
+    def given(self, batch: Batch) -> Float[Tensor, "B S F"]:
+        assert batch.states is not None
+        beside = [batch.states[..., self.begin(place)].float() for place in range(len(self.columns))]
+        return torch.cat((*beside, batch.features.float()), -1)
+
+    def enter(self, features: Float[Tensor, "B S F"]) -> Float[Tensor, "B S F"]:
+        *beside, feature = features.split(self.spec.hidden_size, -1)
+        return torch.cat((feature, *(normed(state, self.spec.norm_eps) for state in beside)), -1)
+
+    def advance(
+        self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], past: Turns | Chains
+    ) -> Float[Tensor, "B S F"]:
+        fused, read = self.reading(embedded, states)
+        layer = only(self.layers)
+        x = fused + layer.self_attn.unrolled(read, angles, past)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return F.pad(x, (0, states.shape[-1] - x.shape[-1]))
+
+    def reading(self, embedded: Float[Tensor, "B S E"], states: Float[Tensor, "B S F"]) -> tuple[Tensor, Tensor]:
+        """What attention is added to, and what it reads."""
+        feature, beside = states.tensor_split([self.spec.hidden_size], -1)
+        fused = self.fc(torch.cat((embedded, feature), -1))
+        return fused, torch.cat((fused, normed(embedded, self.spec.norm_eps), beside), -1)
+
+    def read(self, states: Float[Tensor, "R F"]) -> Float[Tensor, "R E"]:
+        return states[..., : self.spec.hidden_size]
 
 
 class FusedStudent(RecurrentStudent):
