@@ -16,7 +16,7 @@ TIMED := task=quick_four pairing=$(PAIRING)
 PAPER := model=embedded limit=16 $(TIMED)
 MASKS := results/masks/embedded_skip
 # Its parts; paper_fig7 is fig8 too, which differs in the pair alone.
-quickstart := +experiment=quickstart limit=16 pairing=$(PAIRING)
+quickstart := +experiment=quickstart pairing=$(PAIRING)
 drafters := +experiment=sweep/drafters limit=8 $(TIMED)
 thresholds := +experiment=sweep/thresholds limit=4 $(TIMED)
 depth := +experiment=sweep/depth limit=4 $(TIMED)
