@@ -12,7 +12,7 @@ import hydra
 from hydra.main import get_args_parser
 from omegaconf import DictConfig
 
-from harness import __version__
+from harness import __version__, sweeper
 from harness.config import GROUPS, register
 from harness.errors import UserError
 from harness.help import CONF, help_text, one_line_errors
@@ -20,6 +20,7 @@ from harness.launch import ready, run_one
 from harness.workers import own_log
 
 register()  # on import, for the workers of a sweep: they find ``run`` here and nothing else of the command line
+sweeper.register()
 
 
 def main() -> None:

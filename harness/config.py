@@ -100,12 +100,8 @@ class Settings(RunSettings):
 
 
 def register() -> None:
-    """Give Hydra the schema of the root, and the resolvers and the sweeper that ``conf/`` uses."""
+    """Give Hydra the schema of the root and the resolvers that ``conf/`` uses."""
     from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    plugins = Plugins.instance()  # which runs the modules of Hydra's plugins anew: a class made from one before is lost
-    from harness import sweeper
 
     schema = OmegaConf.structured(Settings)
     OmegaConf.set_readonly(schema, None)  # frozen is for Python; overrides still have to be written into the config
@@ -113,7 +109,6 @@ def register() -> None:
     OmegaConf.register_new_resolver("config_text", config_text, replace=True)
     OmegaConf.register_new_resolver("scratch_folder", scratch_folder, replace=True)
     OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
-    plugins.class_name_to_class[sweeper.NAME] = sweeper.CheckedSweeper
 
 
 def config_text(*, _root_: DictConfig) -> str:

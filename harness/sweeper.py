@@ -1,14 +1,17 @@
-"""The sweeper of ``conf/hydra/sweeper``, which ``harness.config.register`` gives to Hydra."""
+"""The sweeper of ``conf/hydra/sweeper``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from harness.runs_of_sweep import SharingLoader
+
+PLUGINS = Plugins.instance()  # made here, it runs the modules of Hydra's plugins anew: before one of them is imported
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E402
 
 NAME = "hydra_plugins.harness.CheckedSweeper"
 """As Hydra knows it, which takes plugins by the names of that package alone."""
@@ -34,3 +37,8 @@ class CheckedSweeper(BasicSweeper):
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Nothing: ``harness.launch.PreflightOfSweep`` has composed every run, and this would do so once more."""
+
+
+def register() -> None:
+    """Let Hydra find the sweeper."""
+    PLUGINS.class_name_to_class[NAME] = CheckedSweeper

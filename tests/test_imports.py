@@ -83,7 +83,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cells": frozenset(("environment", "model", "records", "store")),
     "claims": frozenset(("errors", "store")),
     "resume": frozenset(("errors", "records", "store", "pairing", "compare")),
-    "sweeps": frozenset(("cells", "errors", "records", "store")),
+    "sweeps": frozenset(("cells", "claims", "errors", "records", "store")),
     "positions": frozenset(("records", "compare", "metrics")),
     "store": frozenset(("errors", "records")),
     "log": frozenset(("errors", "records", "compare")),
@@ -146,10 +146,14 @@ ALLOWED: dict[str, frozenset[str]] = {
         ("errors", "config", "hub", "environment", "store", "model", "drafters", "execution", "rehearsal")
     ),
     "plan": frozenset(("errors", "config", "compare", "report", "model", "decode", "memory", "sampling"))
-    | {"preflight", "rehearsal"},
-    "launch": frozenset(("errors", "config", "help", "preflight", "plan", "claims", "sweeps")),
+    | {"preflight", "rehearsal", "pairing"},
+    "launch": frozenset(
+        ("errors", "config", "help", "preflight", "plan", "claims", "sweeps", "runs_of_sweep", "workers")
+    ),
+    "runs_of_sweep": frozenset(("errors", "config")),
+    "sweeper": frozenset(("runs_of_sweep",)),
     "workers": frozenset(("errors", "help")),
-    "__main__": frozenset(("harness", "errors", "config", "help", "launch", "workers")),
+    "__main__": frozenset(("harness", "errors", "config", "help", "launch", "sweeper", "workers")),
     "tasks": frozenset(("errors", "hub", "records", "scoring")),
 }
 """Units (a module of the package, or a folder in it) and what each may import, itself besides."""
@@ -299,6 +303,6 @@ def test_configuration_objects_stop_at_the_door() -> None:
         name for name, targets in IMPORTS.items() if any(t.split(".")[0] in ("hydra", "omegaconf") for t in targets)
     }
     # store reads and writes YAML texts with it.
-    known = ("harness.__main__", "harness.config", "harness.help", "harness.launch", "harness.workers", "harness.store")
-    assert users == set(known)
+    known = {"__main__", "config", "help", "launch", "workers", "store", "runs_of_sweep", "sweeper"}
+    assert users == {f"harness.{name}" for name in known}
     assert "DictConfig" not in MODULES["harness.store"].read_text()
