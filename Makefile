@@ -44,7 +44,7 @@ define measure
 	[ "$$(cat $$new/commit 2>/dev/null)" = "$$commit" ] || rm -rf $$new; \
 	mkdir -p $$new && echo "$$commit" > $$new/commit && \
 	$(PY) -m harness $($(1)) source=builtin results_dir=$$new && \
-	rm -rf $(REFERENCE)/$(1) $$new/commit $$new/claims && mv $$new $(REFERENCE)/$(1) && echo "moved to $(REFERENCE)/$(1)"
+	rm -rf $(REFERENCE)/$(1) $$new/commit $$new/claims $$new/sweeps && mv $$new $(REFERENCE)/$(1) && echo "moved to $(REFERENCE)/$(1)"
 
 endef
 
@@ -73,7 +73,7 @@ test-all: test ## The same with the slow tests, each of more than 15 seconds
 .PHONY: reference
 reference: $(VENV)/.run ## Rebuild results/reference on this machine, with nothing else running: a night (see README)
 	$(foreach part,$(filter-out $(ALL_PARTS),$(PARTS)),$(error PARTS=$(part): want some of $(ALL_PARTS)))
-	@echo "$(words $(PARTS)) parts with pairing=$(PAIRING). All with abba3 take about 18 hours on two cores, with once about 3;"
+	@echo "$(words $(PARTS)) parts with pairing=$(PAIRING). All with abba3 take about 18 hours on two cores, with once about 2.5;"
 	@echo "what was killed goes on with the same command; PARTS='quickstart tiers' chooses, PAIRING=once decodes each prompt once"
 	$(foreach part,$(PARTS),$(call measure,$(part)))
 
