@@ -13,6 +13,7 @@ from harness.compare import BASELINE
 from harness.config import plain, register
 from harness.errors import UserError
 from harness.jobs.scale import report_scale, timed_forwards
+from harness.pairing import merged
 from harness.report.paper_numbers import read_shapes
 from harness.report.scale import ScaledPair, Traced, devices_for, scaled, skipped, traced
 from harness.report.scale_figure import scale_figure, validation_figure
@@ -90,7 +91,7 @@ def test_a_stored_run_gives_its_traces() -> None:
     found, reasons = traced(data.run, data.samples, settings, 0.45)
     assert reasons == {} and [one.arm for one in found] == ["speculative", "via_sd"]
     for one in found:
-        mine = [made for made in data.samples if made.arm == one.arm]
+        mine = [made for made in merged(data.samples) if made.arm == one.arm]
         passes = sum(block.full_forwards for made in mine for block in made.generation.blocks)
         assert sum(count for (tier, _, _), count in one.shapes.items() if tier == "full") == passes
         assert sum(one.plain.values()) == one.tokens
