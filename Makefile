@@ -6,6 +6,7 @@ PY := $(VENV)/bin/python
 LOG := $(VENV)/install.log
 RUN := -e '.[run]'
 DEV := -e '.[run,dev]'
+CHOSEN := -m "not slow"
 REFERENCE := results/reference
 # Of make reference: how each method meets its baseline, and which parts are measured.
 PAIRING ?= abba3

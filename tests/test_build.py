@@ -116,6 +116,11 @@ def test_help_is_the_default_and_lists_every_target() -> None:
     assert all(len(line.split()) > 4 for line in lines)
 
 
+def test_slow_tests_are_for_test_all() -> None:
+    assert '-m "not slow"' in make("-n", "test").stdout
+    assert "pytest" in (said := make("-n", "test-all").stdout) and "not slow" not in said
+
+
 def test_ci_is_make_test() -> None:
     ci = ROOT / ".ci" / "run"
     assert ci.stat().st_mode & stat.S_IXUSR
