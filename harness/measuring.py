@@ -165,10 +165,11 @@ def occupied(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         model = bound.arguments["model"]
         asked = getattr(model, "keywords", {})
         threads = asked.get("threads")
-        gpus = gpus_of_machine() if asked.get("device") == "auto" and asked.get("devices") is None else {}
+        open_device = asked.get("device") == "auto" and asked.get("devices") is None
+        gpus = gpus_of_machine() if settings.cores == "auto" and open_device else {}
         notify = partial(dimly, Console(stderr=True))
         with occupying(settings.cores, threads, settings.exclusive, notify, list(gpus)) as place:
-            if settings.cores == "auto" and gpus:
+            if gpus:
                 bound.arguments["model"] = partial(model, device=gpus[place.devices[0]])
             call = partial(job, *bound.args, **bound.kwargs)
             if settings.cores is None or threads is not None:

@@ -163,7 +163,7 @@ class CopyingStudent(EagleStudent):
     ) -> None:
         super().__init__(borrowed, layers, turns)
         self.taps = (*beside, AFTER_NORM)
-        self.columns = [kept.index(tap) for tap in beside]
+        self.places = [kept.index(tap) for tap in beside]
         heads, shared = self.spec.heads, self.spec.kv_heads
         self.config = {
             **self.config,
@@ -173,9 +173,7 @@ class CopyingStudent(EagleStudent):
         }
         plain = self.state_dict()
         self.spec = own_spec(self.config, borrowed.spec)
-        (layer,) = self.layers.children()
-        assert isinstance(layer, Layer)
-        layer.self_attn = Attention(self.spec, (2 + len(beside)) * self.spec.hidden_size)
+        only(self.layers).self_attn = Attention(self.spec, (2 + len(beside)) * self.spec.hidden_size)
         self.load_state_dict(self.widened(plain))
 
     def widened(self, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -187,15 +185,10 @@ class CopyingStudent(EagleStudent):
                 own[name] = F.pad(plain[name], (0, columns, 0, rows))
         return own
 
-    def begin(self, place: int) -> slice:
-        """The columns of a state beside in what the texts keep."""
-        width = self.spec.hidden_size
-        return slice(self.columns[place] * width, (self.columns[place] + 1) * width)
-
     def given(self, batch: Batch) -> Float[Tensor, "B S F"]:
         assert batch.states is not None
-        beside = [batch.states[..., self.begin(place)].float() for place in range(len(self.columns))]
-        return torch.cat((*beside, batch.features.float()), -1)
+        kept = batch.states.split(self.spec.hidden_size, -1)
+        return torch.cat((*(kept[place].float() for place in self.places), batch.features.float()), -1)
 
     def enter(self, features: Float[Tensor, "B S F"]) -> Float[Tensor, "B S F"]:
         *beside, feature = features.split(self.spec.hidden_size, -1)
