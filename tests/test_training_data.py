@@ -10,6 +10,7 @@ from harness.decode.autoregressive import Autoregressive
 from harness.decode.base import Decoder, StopRule
 from harness.errors import UserError
 from harness.model.load import Model
+from harness.model.tokenizer import ByteTokenizer
 from harness.sampling import RandomChooser
 from harness.training import data as data_module
 from harness.training.batched import Batched
@@ -89,6 +90,44 @@ def test_prompts_of_its_own_begin_with_the_instruction_and_a_calibration_input(m
     assert [one.index for one in requests(recipe, model.tokenizer, SOURCES, 0)] == list(range(66))
 
 
+def test_a_prompt_written_behind_others_of_its_task_is_put_into_the_tasks_own(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of what was shown stays; the line is not empty and has no end in it; features are the prompt's."""
+    ends = {4, 7, 9, 12}
+    monkeypatch.setattr(data_module, "line_ends", lambda tokenizer, vocabulary: sorted(ends))
+    written = texts(model, shown_tokens=20, plain=0.0, sequences=40)
+    instruction = tuple(model.tokenizer.encode("a b c"))
+    own = [text for text in written.trained if text.tokens[: text.prompt_length] not in SOURCES[0].prompts]
+    lines = [text.tokens[len(instruction) : text.prompt_length] for text in own]
+    assert len(own) > 20 and all(text.tokens[: len(instruction)] == instruction for text in own)
+    assert all(line and not ends & set(line) for line in lines)
+    assert {len(line) for line in lines} > {RECIPE["prompt_tokens"]}  # some ended before they had to
+    for text in own[:4]:
+        batched = Batched(model.transformer, 1, 64)
+        assert torch.allclose(
+            batched.step(torch.tensor([text.tokens[:-1]]), torch.tensor([0]))[0], text.features, atol=1e-4
+        )
+
+
+def test_only_whole_inputs_that_fit_are_shown(model: Model) -> None:
+    """A held-out input is shown to no prompt that is trained on; a task of longer inputs has stems as before."""
+    recipe = Recipe(**RECIPE | {"plain": 0.0, "shown_tokens": 5})
+    own = [one for one in requests(recipe, model.tokenizer, SOURCES, 0) if one.writes_prompt]
+    held, inputs = {"d e f"}, {tuple(model.tokenizer.encode(text)): text for text in SOURCES[0].inputs}
+    shown = [one for one in own if one.index >= RECIPE["held_out"]]
+    for one in shown:
+        assert one.around == (tuple(model.tokenizer.encode("a b c")), ())
+        assert len(one.given) <= 5 and not held & {text for ids, text in inputs.items() if ids == one.given[: len(ids)]}
+    assert len({one.given for one in shown}) > 1
+    none_fits = requests(Recipe(**RECIPE | {"plain": 0.0, "shown_tokens": 1}), model.tokenizer, SOURCES, 0)
+    assert all(one.around is None for one in none_fits)
+
+
+def test_a_lines_end_is_any_token_with_one_in_it() -> None:
+    assert data_module.line_ends(ByteTokenizer(), 97) == [10]
+
+
 def test_an_interrupted_writer_ends_with_the_same_texts(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = texts(model)
     contents = {path.name: path.read_bytes() for path in whole.folder.iterdir()}
@@ -165,6 +204,7 @@ def test_a_draw_is_where_the_running_sum_passes(uniform: float, token: int) -> N
     {
         "sequences": ({"sequences": 0}, "job.data.sequences=0: want at least 1."),
         "share": ({"sampled": 1.5}, "job.data.sampled=1.5: want a share, 0 to 1."),
+        "shown": ({"shown_tokens": -1}, "job.data.shown_tokens=-1: want 0 or more tokens."),
         "heat": ({"prompt_temperature": 0.0}, "job.data.opening=8, prompt_temperature=0.0: want"),
     }.values(),
 )

@@ -255,6 +255,7 @@ def write_texts(
             tasks[name].template.split("{input}")[0],
             tuple(example.input for example in found),
             tuple(make_prompt(full, name, tasks[name], example).ids for example in found),
+            tasks[name].template.split("{input}")[-1],
         )
         for name, (found, _) in rows.items()
     ]

@@ -21,6 +21,7 @@ from torch import Tensor
 from harness.errors import UserError
 from harness.model.load import Model
 from harness.model.made import cache_dir, sha256
+from harness.model.tokenizer import Tokenizer
 from harness.store import write_atomic
 from harness.training.recipe import Frame, Recipe, Request, Source, requests
 from harness.training.write import Text, Writer
@@ -148,7 +149,7 @@ def prepare(
     """
     made = requests(recipe, model.tokenizer, sources, seed)
     frame = Frame.of(model.tokenizer)
-    longest = max(len(request.given) for request in made)
+    longest = max(request.longest for request in made)
     needed = longest + recipe.prompt_tokens + len(frame.behind) + recipe.reply_tokens
     if needed > (most := model.transformer.spec.max_positions):
         raise UserError(
@@ -161,7 +162,7 @@ def prepare(
         "vocabulary": model.transformer.spec.vocab_size,
         "weights": weights_digest(model),
         "seed": seed,
-        **{key: value for key, value in asdict(recipe).items() if key not in ("skip", "taps") or value},
+        **{key: value for key, value in asdict(recipe).items() if key not in ("skip", "taps", "shown_tokens") or value},
         "rows": described,
         "prompts": hashlib.sha256(json.dumps([request.given for request in made]).encode()).hexdigest(),
         "version": 1,
@@ -177,6 +178,11 @@ def prepare(
         ) from error
     texts = [text for name in manifest for text in unpacked(load((folder / name).read_bytes()))]
     return TextData(folder, whole, texts, recipe.held_out)
+
+
+def line_ends(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
+    """Tokens whose text has a line's end."""
+    return [token for token in range(vocabulary) if "\n" in tokenizer.decode([token])]
 
 
 def weights_digest(model: Model) -> str:
@@ -205,7 +211,10 @@ def write_shards(
         name = f"shard-{begin // recipe.shard:05d}.safetensors"
         whole = name in manifest and (folder / name).is_file() and sha256(folder / name) == manifest[name]
         if not whole:
-            writer = writer or Writer(model.transformer, recipe, frame, model.tokenizer.eos_ids, seed, longest)
+            if writer is None:
+                ends = line_ends(model.tokenizer, model.transformer.spec.vocab_size) if recipe.shown_tokens else ()
+                eos_ids = model.tokenizer.eos_ids
+                writer = Writer(model.transformer, recipe, frame, eos_ids, seed, longest, frozenset(ends))
             texts: list[Text] = []
             begun, tokens = perf_counter(), 0
             for text in writer.write(part):

@@ -1,13 +1,14 @@
 """Which prompts the full verifier continues: calibration rows, and prompts that it writes itself.
 
 A prompt of its own is sampled from a stem, as in Magpie (arXiv 2406.08464): the chat template up to where the user
-speaks, then nothing, or a task's instruction and the first few tokens of a calibration input. Nothing is read of any
-test row. Every sequence has a seed of its own, so that it depends on no other.
+speaks, then nothing, or a task's instruction and the first few tokens of a calibration input. Or, as in Self-Instruct
+(arXiv 2212.10560), it is the line that follows some calibration inputs of a task, put into that task's prompt. Nothing
+is read of any test row. Every sequence has a seed of its own, so that it depends on no other.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import UserError
 from harness.model.tokenizer import Tokenizer
@@ -27,6 +28,8 @@ class Recipe:
         sampled: share of continuations that are sampled at temperature 1; the others are greedy.
         plain: share of own prompts that start from no task's instruction.
         opening: tokens of a calibration input that a stem has, at most.
+        shown_tokens: of calibration inputs shown to the writer of a task's prompt, at most; of a task whose inputs are
+            longer prompts are written from stems, and of every task with 0.
         batch: sequences written side by side.
         shard: sequences of a file; an interrupted writer starts its last file again.
         skip: of the verifier's own prompts, those left out: texts that no drafter of a smaller recipe has seen.
@@ -46,6 +49,7 @@ class Recipe:
     shard: int = 1024
     skip: int = 0
     taps: tuple[int, ...] = ()
+    shown_tokens: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "taps", tuple(self.taps))  # Hydra gives a list
@@ -55,8 +59,9 @@ class Recipe:
         for name in ("sampled", "plain"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"job.data.{name}={getattr(self, name)}: want a share, 0 to 1.")
-        if self.skip < 0:
-            raise UserError(f"job.data.skip={self.skip}: want 0 or more sequences.")
+        for name, unit in (("skip", "sequences"), ("shown_tokens", "tokens")):
+            if getattr(self, name) < 0:
+                raise UserError(f"job.data.{name}={getattr(self, name)}: want 0 or more {unit}.")
         if self.opening < 0 or not self.prompt_temperature > 0:
             raise UserError(
                 f"job.data.opening={self.opening}, prompt_temperature={self.prompt_temperature}: want 0 or more tokens "
@@ -66,22 +71,32 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A task as its prompts are made: the instruction before the input, the rows' inputs, their whole prompts."""
+    """A task as its prompts are made: what stands before and behind the input, the rows' inputs, their prompts."""
 
     name: str
     instruction: str
     inputs: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...]
+    closing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to write: ``given`` tokens, then a prompt's rest where ``writes_prompt``, then the continuation."""
+    """One sequence to write: ``given`` tokens, then a prompt's rest where ``writes_prompt``, then the continuation.
+
+    Where ``around`` is not None, ``given`` is only shown: the line written behind it, between these two, is the prompt.
+    """
 
     index: int
     given: tuple[int, ...]
     writes_prompt: bool
     sampled: bool
+    around: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens that stand before what is written, at most."""
+        return max(len(self.given), sum(map(len, self.around or ())))
 
     def random(self, seed: int) -> random.Random:
         return random.Random(f"draws/{seed}/{self.index}")
@@ -105,8 +120,8 @@ def split(source: Source) -> tuple[Source, Source]:
     """Held-out rows and rows to train on: the first quarter, at least one where there are two, and the rest."""
     count = max(1, len(source.inputs) // 4) if len(source.inputs) > 1 else 0
     return (
-        Source(source.name, source.instruction, source.inputs[:count], source.prompts[:count]),
-        Source(source.name, source.instruction, source.inputs[count:], source.prompts[count:]),
+        replace(source, inputs=source.inputs[:count], prompts=source.prompts[:count]),
+        replace(source, inputs=source.inputs[count:], prompts=source.prompts[count:]),
     )
 
 
@@ -124,15 +139,33 @@ def requests(recipe: Recipe, tokenizer: Tokenizer, sources: Sequence[Source], se
 
 
 def own_prompt(recipe: Recipe, tokenizer: Tokenizer, sources: Sequence[Source], index: int, seed: int) -> Request:
-    """A prompt that the verifier writes from a stem."""
+    """A prompt that the verifier writes, from a stem or behind others of its kind."""
     draw = random.Random(f"stem/{seed}/{index}")
     frame = Frame.of(tokenizer)
+
+    def bare(text: str) -> list[int]:
+        return tokenizer.encode(text)[len(tokenizer.encode("")) :]
+
     stem: list[int] = []
     if draw.random() >= recipe.plain:
         source = draw.choice(sources)
-        stem = tokenizer.encode(source.instruction)[len(tokenizer.encode("")) :]
+        if shown := drawn_lines(recipe, tokenizer, source, draw):
+            around = (*frame.before, *bare(source.instruction)), (*bare(source.closing), *frame.behind)
+            return Request(index, shown, True, draw.random() < recipe.sampled, around)
+        stem = bare(source.instruction)
         if source.inputs:
-            whole = tokenizer.encode(source.instruction + draw.choice(source.inputs))[len(tokenizer.encode("")) :]
-            stem = whole[: len(stem) + draw.randint(0, recipe.opening)]
+            stem = bare(source.instruction + draw.choice(source.inputs))[: len(stem) + draw.randint(0, recipe.opening)]
     given = (*frame.before, *stem) or (min(tokenizer.eos_ids, default=0),)  # something must come first
     return Request(index, given, True, draw.random() < recipe.sampled)
+
+
+def drawn_lines(recipe: Recipe, tokenizer: Tokenizer, source: Source, draw: random.Random) -> tuple[int, ...]:
+    """Inputs of ``source``, one a line, as many as fit, as the beginning of a text; empty where none does."""
+    if not recipe.shown_tokens:
+        return ()
+    lines = [" ".join(text.split()) + "\n" for text in source.inputs]
+    text = ""
+    for line in draw.sample(lines, len(lines)):
+        if len(tokenizer.encode(text + line)) <= recipe.shown_tokens:
+            text += line
+    return tuple(tokenizer.encode(text)) if text else ()

@@ -43,21 +43,49 @@ class Slot:
     def sampling(self) -> bool:
         return self.prompt_length is None or self.request.sampled
 
+    @property
+    def begins_line(self) -> bool:
+        return self.prompt_length is None and bool(self.request.around) and len(self.tokens) == len(self.request.given)
+
+    def ask(self, behind: Sequence[int]) -> None:
+        """The prompt is written: what was shown goes."""
+        if self.request.around is None:
+            self.tokens += behind
+        else:
+            before, behind = self.request.around
+            self.tokens = [*before, *self.tokens[len(self.request.given) :], *behind]
+            self.done = 0
+            self.features.clear()
+        self.prompt_length = len(self.tokens)
+
 
 class Writer:
     """Writes requests ``batch`` at a time."""
 
     def __init__(
-        self, model: Transformer, recipe: Recipe, frame: Frame, eos_ids: frozenset[int], seed: int, longest: int
+        self,
+        model: Transformer,
+        recipe: Recipe,
+        frame: Frame,
+        eos_ids: frozenset[int],
+        seed: int,
+        longest: int,
+        line_ends: frozenset[int] = frozenset(),
     ) -> None:
-        """``longest``: tokens given by the longest request."""
+        """``longest``: tokens that stand before what is written, at most, over all requests.
+
+        ``line_ends``: tokens that end a prompt which is a line.
+        """
         self.recipe, self.frame, self.eos_ids, self.seed = recipe, frame, eos_ids, seed
+        self.line_ends = line_ends | eos_ids
         capacity = longest + recipe.prompt_tokens + len(frame.behind) + recipe.reply_tokens
         self.batched = Batched(model, recipe.batch, capacity, recipe.taps)
 
     def write(self, requests: Sequence[Request]) -> Iterator[Text]:
         """The sequences in the order in which they are done."""
-        waiting = list(reversed(requests))
+        waiting = sorted(
+            requests, key=lambda request: request.longest, reverse=True
+        )  # a step is as long as its longest
         slots: list[Slot | None] = [None] * min(self.recipe.batch, len(requests))
         while waiting or any(slot is not None for slot in slots):
             for place, slot in enumerate(slots):
@@ -97,19 +125,21 @@ class Writer:
         for place, slot in enumerate(slots):
             if slot is not None and slot.sampling:
                 heat = self.recipe.prompt_temperature if slot.prompt_length is None else 1.0
-                chosen[place] = draw(torch.softmax(widen(logits[place]) / heat, -1), slot.draws.random())
+                law = torch.softmax(widen(logits[place]) / heat, -1)
+                if slot.begins_line:
+                    law[list(self.line_ends)] = 0
+                chosen[place] = draw(law, slot.draws.random())
         return chosen
 
     def take(self, slot: Slot, token: int) -> Text | None:
         """Add ``token``; the text, when it is the last one."""
         request, recipe = slot.request, self.recipe
         if slot.prompt_length is None:
-            ended = token in (*self.eos_ids, *self.frame.behind[:1])
-            if not ended or not self.frame.behind:
+            ended = token in (self.line_ends if request.around else (*self.eos_ids, *self.frame.behind[:1]))
+            if not ended or not (request.around or self.frame.behind):
                 slot.tokens.append(token)
             if ended or len(slot.tokens) - len(request.given) >= recipe.prompt_tokens:
-                slot.tokens += self.frame.behind
-                slot.prompt_length = len(slot.tokens)
+                slot.ask(self.frame.behind)
             return None
         slot.tokens.append(token)
         done = token in self.eos_ids or len(slot.tokens) - slot.prompt_length >= recipe.reply_tokens
