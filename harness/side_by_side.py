@@ -1,14 +1,15 @@
 """Two runs, or two sweeps, on the same prompts: what differs in quality, in speed, and in how they were made.
 
 Runs of two sweeps belong together when they agree in every setting that varies within either sweep, or else were
-started with the same overrides. Samples are joined by task, example and arm where both runs have the same prompt.
+started with the same overrides. Samples are joined by task, example and arm where both runs have the same prompt;
+predictions and ceilings alone are of all prompts of each run.
 Differences are B's minus A's, ratios B's over A's; intervals are 95 % bootstraps over prompts, drawn jointly for both
 runs. Times taken on different machines or days, or against a shared baseline, are drawn for each run by itself and
 called unpaired. Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from harness.compare import (
     Samples,
     bootstrap,
     decode_seconds,
+    divide,
     exact_sequence_share,
     output_tokens,
     paired,
@@ -32,6 +34,8 @@ from harness.metrics import cells_of, complete_prompts
 from harness.pairing import baseline_of
 from harness.quality import Estimate, difference, quality
 from harness.records import RunRecord, SampleRecord, commit_text
+from harness.report.lines import build
+from harness.report.predicted import CEILING, PREDICTED, Prediction
 from harness.report.swept import flat, identity, is_copy, swept_keys
 from harness.scoring import METRICS
 
@@ -39,6 +43,7 @@ UNTOLD = frozenset(key for key in EXCLUDED if key != "name")
 """Root keys of a config that say nothing of what was measured."""
 MACHINE = ("cpu", "platform", "device", "cores", "threads")
 """Facts of a run's environment of which one that differs makes another machine."""
+DECODE = "speedup_decode"
 PAIRED, UNPAIRED = "paired", "unpaired across runs"
 
 
@@ -165,6 +170,7 @@ def compared(label: str, a: Side, b: Side) -> tuple[list[Compared], list[str]]:
         for where in [f"{label}: " if label else ""]
     ]
     found: list[Compared] = []
+    predicted = [predicted_of(side) for side in (a, b)]
     bases = [{arm.arm: baseline_of(arm.arm, side.samples) for arm in side.run.arms} for side in (a, b)]
     for (task, arm), mine in cells[0].items():
         theirs = cells[1].get((task, arm))
@@ -179,7 +185,9 @@ def compared(label: str, a: Side, b: Side) -> tuple[list[Compared], list[str]]:
         against = [[one for one in known[arm] if one.task == task and one.example_id in common] for known in bases]
         identity = (label, task, arm)
         found += qualities(identity, a, ours, others)
-        found += speeds(identity, a, b, paired(ours, against[0]), paired(others, against[1]))
+        timed = speeds(identity, a, b, paired(ours, against[0]), paired(others, against[1]))
+        said = [known.get((task, arm)) for known in predicted]
+        found += [row for one in timed for row in (one, *(foretold(one, *said) if one.name == DECODE else ()))]
     return found, list(dict.fromkeys(notes))
 
 
@@ -210,11 +218,26 @@ def speeds(identity: tuple[str, str, str], a: Side, b: Side, mine: Pairs, theirs
         return Compared(*identity, name, unit, n, mine_is, theirs_is, ratio, True, together)
 
     found = []
-    for name, clock in (("speedup_decode", decode_seconds), ("speedup_end_to_end", total_seconds)):
+    for name, clock in ((DECODE, decode_seconds), ("speedup_end_to_end", total_seconds)):
         if identity[2] != BASELINE:
             found.append(number(name, "x", ratio_of_ratios, [columns(mine, clock), columns(theirs, clock)]))
     rates = [columns(pairs, decode_seconds)[:2] for pairs in (mine, theirs)]
     return [*found, number("decode_tokens_per_s", "tokens/s", ratio_of_sums, rates)]
+
+
+def predicted_of(side: Side) -> dict[tuple[str, str], Prediction]:
+    """What costs and traces of a run say of its speedups, by task and arm."""
+    return build(side.run, complete_prompts(side.run, side.samples), side.config).prediction
+
+
+def foretold(measured: Compared, a: Prediction | None, b: Prediction | None) -> list[Compared]:
+    """What stands below a measured speedup: the predicted one and the ceiling, without intervals."""
+    found = []
+    for name, field in ((PREDICTED, "predicted"), (CEILING, "ceiling")):
+        mine, theirs = (getattr(one, field, None) for one in (a, b))
+        apart = None if mine is None or theirs is None else divide(theirs, mine)
+        found.append(replace(measured, name=name, a=Estimate(mine), b=Estimate(theirs), apart=Estimate(apart)))
+    return found
 
 
 def columns(pairs: Pairs, clock: Clock) -> np.ndarray:

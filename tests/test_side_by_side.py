@@ -15,9 +15,12 @@ from harness.compare import BASELINE
 from harness.errors import UserError
 from harness.jobs.compare import compare
 from harness.records import RunRecord, SampleRecord
+from harness.report.load import load
 from harness.side_by_side import Side, compared, differing, matched, pairing_of
 from harness.store import RunFolder
 from tests.rows import run_record, sample
+
+REFERENCE = Path(__file__).resolve().parents[1] / "results" / "reference"
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +101,23 @@ def test_only_prompts_that_are_the_same_are_joined() -> None:
     found, notes = compared("", side("a"), replace(b, samples=lone, run=replace(b.run, arms=arms)))
     assert {one.arm for one in found} == {BASELINE}
     assert notes == ["translation, via_sd: only in A", "translation, swift: only in B"]
+
+
+def test_prediction_and_ceiling_stand_below_a_measured_speedup() -> None:
+    """Those of the run's own report; a dash where nothing was predicted."""
+    (folder,) = (REFERENCE / "quickstart" / "runs").iterdir()
+    report = load(folder)
+    own = Side(report.run, report.samples, report.settings)
+    found, _ = compared("", own, own)
+    names = [(one.task, one.arm, one.name) for one in found]
+    for (task, arm), said in report.prediction.items():
+        place = names.index((task, arm, "speedup_decode"))
+        below = found[place + 1 : place + 3]
+        assert [one.name for one in below] == ["speedup_decode_predicted", "speedup_decode_ceiling"]
+        assert [one.a.value for one in below] == [said.predicted, said.ceiling] == [one.b.value for one in below]
+        assert said.ceiling is not None and below[1].apart.value == 1.0 and below[1].a.low is None
+    bare = {(one.arm, one.name): one for one in compared("", side("a"), side("b"))[0]}
+    assert bare["via_sd", "speedup_decode_ceiling"].apart.value is None
 
 
 def test_contended_timings_are_not_compared() -> None:

@@ -63,18 +63,19 @@ class Batched(Transformer):
     def side_by_side(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of each over its own keys: query [H, B S, D], keys and values [K, B P, D], mask [B, S, T]."""
         count, width, seen = mask.shape
-        (heads, _, size), groups = query.shape, len(keys)
+        (heads, _, size), shared = query.shape, len(keys)
         own_keys, own_values = (
-            x.view(groups, count, self.capacity, size)[:, :, :seen].transpose(0, 1) for x in (keys, values)
+            x.view(shared, count, self.capacity, size)[:, :, :seen].transpose(0, 1) for x in (keys, values)
         )  # [B, K, T, D], views
+        groups = heads // shared  # lie side by side as further rows: torch repeats keys for enable_gqa
         mixed = F.scaled_dot_product_attention(
-            query.view(heads, count, width, size).transpose(0, 1),
+            query.view(shared, groups, count, width, size).permute(2, 0, 1, 3, 4).reshape(count, shared, -1, size),
             own_keys,
             own_values,
-            attn_mask=mask[:, None],
+            attn_mask=mask.repeat(1, groups, 1)[:, None],
             scale=self.attn_scale,
-            enable_gqa=True,
         )
-        return mixed.transpose(0, 1).reshape(heads, count * width, size)
+        mixed = mixed.view(count, shared, groups, width, size).permute(1, 2, 0, 3, 4)
+        return mixed.reshape(heads, count * width, size)
 
     fused = grouped = side_by_side  # type: ignore[assignment]
