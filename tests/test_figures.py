@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -54,6 +55,14 @@ def test_labels_of_stored_runs_are_readable(stored: dict[str, RunReport]) -> Non
     for name, report in stored.items():
         for ending, figure in figures_of([report]).items():
             assert faults(figure) == [], (name, ending)
+
+
+def test_a_quality_axis_has_no_values_that_cannot_be(stored: dict[str, RunReport]) -> None:
+    """Below 0 there is room for points that are moved apart, and no number."""
+    for name, report in stored.items():
+        for axes in filter(Axes.get_title, speed_quality_figure([report]).axes):
+            ticks = axes.get_yticks()
+            assert len(ticks) >= 2 and min(ticks) >= 0, (name, axes.get_title())
 
 
 @pytest.mark.parametrize("tasks", [SETS, SETS[:1]], ids=len)

@@ -206,7 +206,9 @@ def _panel(axes: Axes, task_lines: Sequence[Line], looks: Mapping[str, dict[str,
     axes.autoscale_view()
     below = max(0.2, (max((point.shift for point in parted), default=0.0) + 10) / PANEL_POINTS)
     axes.set_ylim(low - below * span, high + 0.12 * span)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    ticks = MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]).tick_values(*axes.get_ylim())
+    least = min(0.0, low)  # the room below is for points that are moved apart
+    axes.set_yticks([tick for tick in ticks if least <= tick <= axes.get_ylim()[1]])
     source = first.run.data.get(first.task)
     kind = f", {source.kind} data" if source else ""
     axes.set_title(f"{first.task} (n = {first.n}{kind})")
