@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.drafters import eagle, medusa, mtp, small_lm
 from harness.drafters.base import Drafter
-from harness.drafters.heads import HeadDrafter, HeadTier
+from harness.drafters.heads import HeadDrafter, HeadTier, text_rows
 from harness.drafters.weights import CARD_KEYS, save_drafter
 from harness.model.load import Model, matrices, norms
 from harness.model.tiers import Tiers
@@ -75,15 +75,16 @@ def build(kind: str, tensors: Mapping[str, Tensor], verifier: Transformer, kept:
 
 
 def head_drafter(
-    kind: str, seed: int = 0, source: str = "slim", kept: Tensor | None = None, noise: float = 0.05
+    kind: str, seed: int = 0, source: str = "slim", kept: Tensor | None = None, noise: float = 0.05, text: int = 0
 ) -> DrafterFactory:
-    """A drafter factory as methods want it."""
+    """A drafter factory as methods want it; ``text``: tokens of the text that it may say besides ``kept``."""
 
     def make(tiers: Tiers, sampling: Sampling, model: Model) -> Drafter:
         head = build(kind, tensors_of(kind, model.transformer, seed, noise), model.transformer, kept)
         if kind == "medusa":
             return HeadDrafter(kind, medusa.MedusaTier(tiers, head, source), sampling, len(head.blocks))
-        return HeadDrafter(kind, HeadTier(tiers, head, source), sampling)
+        rows = text_rows(model.transformer, head.model, text)
+        return HeadDrafter(kind, HeadTier(tiers, head, source, rows), sampling)
 
     return make
 

@@ -28,6 +28,7 @@ SKIPPING = Strictness(0.3, 0.001)
 
 RECURRENT = ("eagle", "copying", "fused", "mtp")
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
+EVEN = torch.arange(0, 97, 2)
 
 
 def model_of(seed: int, vocab_size: int = 97) -> Model:
@@ -42,14 +43,25 @@ def features_of(model: Model, tokens: Sequence[int], taps: Sequence[int]) -> Ten
     return states
 
 
-@pytest.mark.parametrize("kept", [None, torch.tensor([4, 90, 11, 33, 2])], ids=["whole", "reduced"])
+FEW = torch.tensor([4, 90, 11, 33, 2])
+
+
+@pytest.mark.parametrize(
+    ("kept", "text", "said"),
+    {
+        "whole": (None, 0, None),
+        "reduced": (FEW, 0, FEW),
+        "text": (FEW, 128, torch.cat((FEW, torch.tensor([3, 1, 5, 9, 6])))),
+        "newest of the text": (FEW, 3, torch.cat((FEW, torch.tensor([5, 9, 6])))),
+    }.values(),
+)
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_a_recurrent_head_drafts_as_written_out(kind: str, kept: Tensor | None) -> None:
+def test_a_recurrent_head_drafts_as_written_out(kind: str, kept: Tensor | None, text: int, said: Tensor | None) -> None:
     """Against the formulas, without a cache: the verifier's features first, then the head's own."""
     for seed in range(4):
         model = model_of(seed)
         tiers = tiers_of(model)
-        drafter = head_drafter(kind, seed, kept=kept, noise=0.4)(tiers, GREEDY, model)
+        drafter = head_drafter(kind, seed, kept=kept, noise=0.4, text=text)(tiers, GREEDY, model)
         tiers.prefill(TOKENS)
         drafts = drafter.draft(TOKENS, 5, RandomChooser(0, CPU)).tokens.tolist()
         tensors = tensors_of(kind, model.transformer, seed, noise=0.4)
@@ -59,7 +71,7 @@ def test_a_recurrent_head_drafts_as_written_out(kind: str, kept: Tensor | None) 
             known = torch.tensor([*TOKENS[1:], *drafts[:place]])
             states = naive_states(kind, tensors, full.embed[known], features, len(TOKENS) - 1)
             logits = naive_logits(kind, tensors, states[-1], full.head)
-            best = int(logits.argmax()) if kept is None else int(kept[logits[kept].argmax()])
+            best = int(logits.argmax()) if said is None else int(said[logits[said].argmax()])
             assert draft == best
         assert drafter.tier is not None and drafter.tier.forwards == 5
 
@@ -203,8 +215,8 @@ def test_the_joint_law_is_the_full_verifiers(method: str, kind: str) -> None:
             return exact_law(run)
 
     want = law(Autoregressive(tiers_of(model), sampling))
-    for kept in (None, torch.tensor([2, 0])):
-        drafter = head_drafter(kind, 0, kept=kept, noise=1.0)
+    for kept, text in ((None, 0), (torch.tensor([2, 0]), 0), (torch.tensor([2]), 1)):
+        drafter = head_drafter(kind, 0, kept=kept, noise=1.0, text=text)
         if method == "speculative":
             made: Method = Speculative(tiers_of(model), sampling, model, 2, drafter)
         else:
@@ -214,11 +226,13 @@ def test_the_joint_law_is_the_full_verifiers(method: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("source", ["slim", "catch_up"])
-def test_nothing_is_carried_from_prompt_to_prompt(source: str, kind: str) -> None:
+@pytest.mark.parametrize(("kept", "text"), [(None, 0), (EVEN, 2)])
+def test_nothing_is_carried_from_prompt_to_prompt(source: str, kind: str, kept: Tensor | None, text: int) -> None:
     model = model_of(1)
 
     def decoder() -> Decoder:
-        return Decoder(ViaSD(tiers_of(model), Sampling(0.7), model, 4, head_drafter(kind, 1, source), SKIPPING))
+        drafter = head_drafter(kind, 1, source, kept, text=text)
+        return Decoder(ViaSD(tiers_of(model), Sampling(0.7), model, 4, drafter, SKIPPING))
 
     def output(one: Decoder, prompt: Sequence[int]) -> object:
         one.prefill(prompt)
@@ -249,15 +263,17 @@ def test_a_long_prompt_is_taken_in_by_chunks(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", [None, 6])
+@pytest.mark.parametrize(("kept", "text"), [(None, 0), (EVEN, 3)])
 def test_graphs_and_fixed_shapes_give_the_same_tokens(
-    kind: str, block: int | None, monkeypatch: pytest.MonkeyPatch
+    kind: str, block: int | None, kept: Tensor | None, text: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outputs() -> list[tuple[int, ...]]:
         found = []
         for seed, sampling in ((0, GREEDY), (1, Sampling(0.8))):
             model = model_of(seed)
             tiers = Tiers(model.transformer, model.transformer.new_cache(128), block)
-            decoder = Decoder(ViaSD(tiers, sampling, model, 5, head_drafter(kind, seed), SKIPPING))
+            drafter = head_drafter(kind, seed, kept=kept, text=text)
+            decoder = Decoder(ViaSD(tiers, sampling, model, 5, drafter, SKIPPING))
             decoder.prefill(TOKENS * 3)
             found.append(decoder.decode(StopRule(40), RandomChooser(seed, CPU)).token_ids)
             replays.append(decoder.method.tiers.others[-1].replays)
@@ -286,7 +302,7 @@ def test_the_mathematics_can_be_differentiated(kind: str) -> None:
     features = features_of(model, TOKENS[:-1], head.taps).clone()
     sights = [kind.sight(0, 7) for kind in head.model.kinds]
     states = head.advance(torch.tensor(TOKENS[1:]), head.enter(features), head.model.new_entries(7), sights)
-    head.logits(states).logsumexp(-1).sum().backward()
+    head.model.full_logits(head.read(states)).logsumexp(-1).sum().backward()
     assert all(tensor.grad is not None and tensor.grad.abs().sum() > 0 for tensor in tensors.values())
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from harness.drafters.heads import Entries, HeadDrafter, HeadTier
+from harness.drafters.heads import TEXT_TOKENS, Entries, HeadDrafter, HeadTier, text_rows
 from harness.drafters.weights import (
     CARD,
     check_head_tokens,
@@ -60,8 +60,8 @@ class PlainHead:
         fused = linear(torch.cat((embedded, states), -1), self.fuse, self.bias)
         return self.model.layer(0, fused, entries[0], sights[0])
 
-    def logits(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S V"]:
-        return self.model.full_logits(states)
+    def read(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        return states
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class CopyingHead:
         made = self.model.add_layer(layer, fused, read, entries[0], sights[0])
         return torch.cat((made, torch.zeros_like(beside)), -1)
 
-    def logits(self, states: Float[Tensor, "S F"]) -> Float[Tensor, "S V"]:
-        return self.plain.logits(states[:, : self.model.spec.hidden_size])
+    def read(self, states: Float[Tensor, "S F"]) -> Float[Tensor, "S E"]:
+        return states[:, : self.model.spec.hidden_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class FusedHead:
         ]
         return self.model.add_layer(layer, states, torch.cat(normed, -1), entries[0], sights[0])
 
-    def logits(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S V"]:
-        return self.model.full_logits(self.model.normed(states))
+    def read(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        return self.model.normed(states)
 
 
 class Eagle(HeadDrafter):
@@ -138,15 +138,26 @@ class Eagle(HeadDrafter):
 
     Args:
         features: where the full tier was skipped, ``slim`` or ``catch_up`` (``harness.drafters.heads``).
+        text_tokens: tokens of the text, at most, that a head of few of the verifier's rows may say besides
+            (``harness.drafters.heads.TextRows``); a head that brings rows of its own says no others.
 
     Raises:
         UserError: no such folder, or weights that are not those of such a head for this verifier.
     """
 
-    def __init__(self, tiers: Tiers, sampling: Sampling, model: Model, path: str, features: str = "slim") -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        sampling: Sampling,
+        model: Model,
+        path: str,
+        features: str = "slim",
+        text_tokens: int = TEXT_TOKENS,
+    ) -> None:
         folder = drafter_folder(path)
         head = read_head(folder, model)
-        super().__init__(f"eagle({folder_name(folder)})", HeadTier(tiers, head, features), sampling)
+        text = text_rows(model.transformer, head.model, text_tokens) if (folder / CARD).is_file() else None
+        super().__init__(f"eagle({folder_name(folder)})", HeadTier(tiers, head, features, text), sampling)
 
 
 def read_head(folder: Path, model: Model) -> PlainHead | CopyingHead | FusedHead:

@@ -11,6 +11,7 @@ which counts as a full forward. Where not even the slim tier has been, the full 
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 
@@ -20,12 +21,16 @@ from torch import Tensor
 
 from harness.drafters.base import Draft, draft_with
 from harness.errors import UserError, unknown
+from harness.model.linear import linear
 from harness.model.sight import Sight
 from harness.model.tiers import GRAPH_STEP, Pick, Tier, Tiers, chunk_of, scalar
-from harness.model.transformer import PREFILL_CHUNK, Transformer
+from harness.model.transfer import to_device
+from harness.model.transformer import PREFILL_CHUNK, Transformer, softcap_
 from harness.sampling import Chooser, Sampling
 
 SOURCES = ("slim", "catch_up")
+TEXT_TOKENS = 128
+"""Places of ``TextRows``: news articles of 500 tokens have up to 70 that are not among the 8,000 most frequent."""
 Entries = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -83,9 +88,68 @@ class Head(Protocol):
         """Rows with the features ``states`` and the tokens behind them -> what stands in for the next features."""
         ...
 
-    def logits(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S V"]:
-        """Of the token that follows the row's token, from what ``advance`` returned."""
+    def read(self, states: Float[Tensor, "S F"]) -> Float[Tensor, "S E"]:
+        """What rows of a vocabulary are multiplied with, of what ``advance`` returned."""
         ...
+
+
+class TextRows:
+    """Tokens of the text for which a reduced head has no row, the newest ``count``, with the verifier's rows for them.
+
+    So a head that copies can say the names in a text, which no list of frequent tokens has. Ours. The places are fixed,
+    those not taken say -inf, so that a graph can hold them.
+    """
+
+    def __init__(self, verifier: Transformer, reduced: Transformer, count: int) -> None:
+        head = verifier.weights.head
+        self.reduced = reduced
+        self.softcap = verifier.spec.logit_softcap
+        self.dense = head.to_dense() if head.is_mkldnn else head
+        self.tokens = torch.zeros(count, dtype=torch.long, device=head.device)
+        self.rows = torch.zeros(count, head.shape[1], dtype=self.dense.dtype, device=head.device)
+        self.free = torch.ones(count, dtype=torch.bool, device=head.device)
+        self.clear()
+
+    @cached_property
+    def missing(self) -> set[int]:
+        """Tokens without a row; not asked of weights that are shapes alone."""
+        known = self.reduced.weights.head_tokens
+        assert known is not None
+        return set(range(len(self.dense))) - set(known.tolist())
+
+    def clear(self) -> None:
+        self.places: dict[int, int] = {}  # by token, the oldest first
+        self.seen = 0
+        self.free.fill_(True)
+
+    def note(self, sequence: Sequence[int]) -> None:
+        """Take in what has joined the text; where there is no place left the oldest token goes."""
+        changed: dict[int, int] = {}
+        for token in sequence[self.seen :]:
+            if token in self.missing and token not in self.places:
+                place = len(self.places)
+                if place == len(self.tokens):
+                    place = self.places.pop(next(iter(self.places)))
+                self.places[token] = place
+                changed[place] = token
+        self.seen = len(sequence)
+        if changed:
+            where, which = (to_device(list(ids), self.tokens.device) for ids in (changed, changed.values()))
+            self.tokens[where], self.rows[where], self.free[where] = which, self.dense[which], False
+
+    def added(self, logits: Float[Tensor, "R V"], read: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
+        """``logits`` with those of the noted tokens."""
+        own = linear(read, self.rows)
+        own = own if self.softcap is None else softcap_(own, self.softcap)
+        own = own.masked_fill(self.free, float("-inf"))
+        return logits.scatter_reduce(1, self.tokens.expand_as(own), own, "amax")  # free places change nothing
+
+
+def text_rows(verifier: Transformer, head: Transformer, count: int) -> TextRows | None:
+    """None where ``head`` has a row for every token, or ``count`` is 0."""
+    if count < 0:
+        raise UserError(f"drafter.text_tokens={count}: want 0 or more.")
+    return TextRows(verifier, head, count) if count and head.weights.head_tokens is not None else None
 
 
 class HeadTier(Tier):
@@ -96,10 +160,11 @@ class HeadTier(Tier):
     what it would be if it were filled now.
     """
 
-    def __init__(self, tiers: Tiers, head: Head, source: str) -> None:
+    def __init__(self, tiers: Tiers, head: Head, source: str, text: TextRows | None = None) -> None:
         cache = head.model.new_cache(tiers.cache.capacity)
         super().__init__("draft", head.model, cache, range(head.model.spec.layers), graphs=tiers.graphs)
         self.head = head
+        self.text = text
         self.source = Features(tiers, head.taps, source)
         self.solid = 0
         tiers.others.append(self)
@@ -112,6 +177,8 @@ class HeadTier(Tier):
     def rollback(self, length: int) -> None:
         self.cache.rollback(max(0, length - 1))
         self.solid = min(self.solid, self.cache.length)
+        if self.text is not None:
+            self.text.seen = min(self.text.seen, length)
 
     def prefill(self, sequence: Sequence[int]) -> None:
         for end in range(min(self.length, len(sequence)), len(sequence), PREFILL_CHUNK):
@@ -127,10 +194,16 @@ class HeadTier(Tier):
         begun = perf_counter()
         with torch.inference_mode():
             states = self.take_in(sequence)
-            logits = self.head.logits(states[len(states) - rows :])
+            logits = self.logits(states[len(states) - rows :])
         self.forwards += 1
         self.seconds += perf_counter() - begun
         return logits
+
+    def logits(self, states: Float[Tensor, "S F"]) -> Float[Tensor, "S V"]:
+        """Of the token that follows the row's token, from what ``advance`` returned."""
+        read = self.head.read(states)
+        logits = self.model.full_logits(read)
+        return logits if self.text is None else self.text.added(logits, read)
 
     @torch.inference_mode()
     def take_in(self, sequence: Sequence[int], keep: int = 0) -> Float[Tensor, "S E"]:
@@ -149,6 +222,10 @@ class HeadTier(Tier):
         """Tokens and features of the rows that are missing or can be made of the full tier's features now."""
         if self.source.full.length > self.solid:
             self.cache.rollback(self.solid)
+        if self.text is not None:
+            if not self.cache.length:
+                self.text.clear()
+            self.text.note(sequence)
         return self.fresh(sequence, None), self.source.rows(self.cache.length, len(sequence) - 1)
 
     @torch.inference_mode()
@@ -177,7 +254,7 @@ class HeadTier(Tier):
             if drafts:
                 sights = [kind.sight(start + turn - 1, 1) for kind in self.model.kinds]
                 states = self.head.advance(drafts[-1], states, self.cache.layers, sights)
-            token, drawn_from = pick(self.head.logits(states), uniform)
+            token, drawn_from = pick(self.logits(states), uniform)
             drafts.append(token)
             probs.append(drawn_from)
         return torch.cat(drafts), torch.cat(probs)
@@ -212,7 +289,7 @@ class HeadTier(Tier):
                 if drafts:
                     sights = self.model.fixed_sights(start + len(drafts) - 1, 1, entries)
                     states = self.head.advance(drafts[-1], states, entries, sights)
-                token, drawn_from = pick(self.head.logits(states), uniform)
+                token, drawn_from = pick(self.logits(states), uniform)
                 drafts.append(token)
                 probs.append(drawn_from)
             return torch.cat(drafts), torch.cat(probs)

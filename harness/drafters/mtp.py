@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from harness.drafters.heads import Entries, HeadDrafter, HeadTier
+from harness.drafters.heads import TEXT_TOKENS, Entries, HeadDrafter, HeadTier, text_rows
 from harness.drafters.weights import drafter_folder, layer_shapes, load_drafter, own_layers, own_spec
 from harness.errors import UserError
 from harness.model.linear import linear, pack
@@ -52,8 +52,8 @@ class MtpHead:
         ]
         return self.model.layer(0, linear(torch.cat(normed, -1), self.fuse), entries[0], sights[0])
 
-    def logits(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S V"]:
-        return self.model.full_logits(self.model.normed(states))
+    def read(self, states: Float[Tensor, "S E"]) -> Float[Tensor, "S E"]:
+        return self.model.normed(states)
 
 
 class Mtp(HeadDrafter):
@@ -61,16 +61,27 @@ class Mtp(HeadDrafter):
 
     Args:
         features: where the full tier was skipped, ``slim`` or ``catch_up`` (``harness.drafters.heads``).
+        text_tokens: tokens of the text, at most, that a head of few of the verifier's rows may say besides
+            (``harness.drafters.heads.TextRows``).
 
     Raises:
         UserError: no such folder, or weights that are not those of such a layer for this verifier.
     """
 
-    def __init__(self, tiers: Tiers, sampling: Sampling, model: Model, path: str, features: str = "slim") -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        sampling: Sampling,
+        model: Model,
+        path: str,
+        features: str = "slim",
+        text_tokens: int = TEXT_TOKENS,
+    ) -> None:
         folder = drafter_folder(path)
         found = load_drafter(folder, "mtp", model, shapes)
         head = mtp_head(found.config, found.tensors, model.transformer, found.head_tokens)
-        super().__init__(f"mtp({folder.name})", HeadTier(tiers, head, features), sampling)
+        text = text_rows(model.transformer, head.model, text_tokens)
+        super().__init__(f"mtp({folder.name})", HeadTier(tiers, head, features, text), sampling)
 
 
 def shapes(config: Mapping[str, Any], verifier: ModelSpec) -> dict[str, Shape]:
