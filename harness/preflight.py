@@ -165,10 +165,11 @@ def no_access(repo: str, kind: str) -> str | None:
 
 def missing_masks(config: Config) -> Iterator[str]:
     """Mask files of the slim verifier and of drafters."""
+    from harness.model.load import slug_of
     from harness.model.slim import searched_mask
 
     full = config["model"].get("full")
-    slug = "embedded" if full == "embedded" else Path(full or config["model"].get("name") or "toy").name
+    slug = slug_of(full) if full else config["model"].get("name", "toy")
     search = f"python -m harness job=search model.slim_mask=null{f' model.full={full}' if full else ''}"
     named = set()
     for _, node in nodes({"model": config["model"], "methods": config["methods"]}):

@@ -27,6 +27,7 @@ from harness.model.load import (
     known_dtype,
     load_tokenizer,
     load_transformer,
+    slug_of,
 )
 from harness.model.made import cache_dir
 from harness.model.slim import mask_or_evenly_spaced, read_mask
@@ -67,7 +68,7 @@ def _bare_model(text: str) -> Model | None:
         spec = ModelSpec.from_hf(node["config"], "model.config")
         mask, mask_name = mask_or_evenly_spaced(node.get("slim_mask"), spec.layers, node.get("skip_ratio", 0.3))
         transformer = bare_transformer(spec, known_dtype(node["dtype"]))
-        return Model(node["name"], transformer, silent(ByteTokenizer()), mask, mask_name)
+        return Model(node["name"], transformer, silent(ByteTokenizer()), mask, mask_name, slug=node["name"])
     if "full" not in node:  # a toy, made in no time
         return called(node)()
     if node["full"] == "embedded":
@@ -84,7 +85,8 @@ def _bare_model(text: str) -> Model | None:
     tokenizer = load_tokenizer(folder, transformer.spec)
     kept = None if node.get("slim_mask") is None else read_mask(node["slim_mask"], transformer.spec.layers)
     transformer = transformer.with_vocabulary(tokenizer.vocab_size)
-    return Model(name, transformer, silent(tokenizer), kept, None if kept is None else str(node["slim_mask"]))
+    mask_name = None if kept is None else str(node["slim_mask"])
+    return Model(name, transformer, silent(tokenizer), kept, mask_name, slug_of(node["full"]), folder)
 
 
 def silent(tokenizer: Tokenizer) -> Any:

@@ -74,9 +74,14 @@ def load_model(
         tokenizer=tokenizer,
         slim_mask=mask,
         mask_name=None if mask is None else str(slim_mask),
-        slug="embedded" if full == "embedded" else Path(full).expanduser().resolve().name,  # of a hub id, the name
+        slug=slug_of(full),
         folder=folder,
     )
+
+
+def slug_of(full: str) -> str:
+    """What names files of the model ``full``: a folder's name, of a hub id what stands behind the organisation."""
+    return "embedded" if full == "embedded" else Path(full).expanduser().resolve().name
 
 
 def find_checkpoint(full: str, revision: str | None, notify: Callable[[str], None] | None) -> tuple[Path, str]:
