@@ -85,11 +85,26 @@ MADE: dict[str, Callable[[], Figure]] = {
     "runs explored": lambda: explored_figure(explore(from_reports(two_runs()))),
     "settings explored": lambda: explored_figure(explore(from_reports(two_runs())), "reject_rate", "gamma"),
     "sweep": lambda: sweep_figure([Cell(run, {"gamma": run.settings["gamma"]}) for run in two_runs()]),
+    "sweep of lists": lambda: sweep_of_masks("model_skip30", "model_skip45 + model_skip30 + model_skip20"),
 }
 
 
 def crowd() -> RunReport:
     return made_run("run", {f"arm_{index}_of_a_crowd": 1 + index / 10 for index in range(CROWD + 3)}, SETS[:4])
+
+
+def sweep_of_masks(*values: str) -> Figure:
+    return sweep_figure([Cell(run, {"slim.masks": value}) for run, value in zip(two_runs(), values, strict=True)])
+
+
+def test_a_list_of_names_leaves_a_panel_its_room() -> None:
+    """A name a line, without what all of them begin with, which the axis has."""
+    figure = sweep_of_masks("model_skip30", "model_skip45 + model_skip30 + model_skip20")
+    panel = figure.axes[0]
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["skip30", "skip45\n+ skip30\n+ skip20"]
+    assert panel.get_xlabel() == "slim.masks (model_…)"
+    figure.draw_without_rendering()
+    assert panel.get_position().height * figure.get_figheight() > 1.4
 
 
 def two_runs() -> list[RunReport]:

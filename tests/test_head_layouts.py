@@ -20,7 +20,7 @@ from harness.model.load import Model, matrices
 from harness.sampling import RandomChooser
 from harness.timing import warm_up
 from tests.heads import CONFIGS, SHAPE, head_drafter, naive_logits, naive_states, tensors_of
-from tests.test_heads import TOKENS, features_of
+from tests.test_heads import FEW, TOKENS, features_of
 from tests.toys import CPU, GREEDY, tiers_of, tiny_model
 
 FAMILIES: dict[str, tuple[str, type]] = {
@@ -202,27 +202,39 @@ def test_draft_ids_must_be_distinct_tokens_of_the_verifier(model: Model, tmp_pat
         drafts_of(Eagle, model, folder)
 
 
-@pytest.mark.parametrize("kept", [None, torch.tensor([4, 90, 11, 33, 2])], ids=["whole", "reduced"])
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kept", [None, FEW], ids=["whole", "reduced"])
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind in FAMILIES for text in (0, 128) if kind != "medusa" or not text]
+)
 def test_a_drafter_folder_gives_the_head_it_was_saved_from(
-    kind: str, kept: Tensor | None, model: Model, tmp_path: Path
+    kind: str, text: int, kept: Tensor | None, model: Model, tmp_path: Path
 ) -> None:
+    """Of few rows, with the tokens of the text besides, or without where it is told so."""
     family, drafter_class = FAMILIES[kind]
+    options = {} if text or kind == "medusa" else {"text_tokens": 0}
     tensors = tensors_of(kind, model.transformer, 3)
     stored = tensors if kept is None else tensors | {"head_tokens": kept}
     save_drafter(tmp_path / "one", family, CONFIGS[kind], stored, MADE_BY)
     held = load_file(tmp_path / "one" / "model.safetensors")
     assert all(tensor.dtype in (torch.bfloat16, torch.int32) for tensor in held.values())
     assert not any("embed" in name or "lm_head" in name for name in held)
-    got = drafts_of(drafter_class, model, tmp_path / "one", features="catch_up")
+    got = drafts_of(drafter_class, model, tmp_path / "one", features="catch_up", **options)
     rounded = {name: tensor.bfloat16().double() for name, tensor in tensors.items()}
     tiers = tiers_of(model)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tests.heads.tensors_of", lambda *_: rounded)
-        drafter = head_drafter(kind, kept=kept)(tiers, GREEDY, model)
+        drafter = head_drafter(kind, kept=kept, text=text)(tiers, GREEDY, model)
     tiers.prefill(TOKENS)
     assert got == drafter.draft(TOKENS, 4, RandomChooser(0, CPU)).tokens.tolist()
-    assert kept is None or set(got) <= set(kept.tolist())
+    assert kept is None or set(got) <= {*kept.tolist(), *(TOKENS if text else ())}
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_fewer_than_no_tokens_of_the_text_are_refused(kind: str, model: Model, tmp_path: Path) -> None:
+    tensors = tensors_of(kind, model.transformer, 3) | {"head_tokens": FEW}
+    save_drafter(tmp_path / "one", kind, CONFIGS[kind], tensors, MADE_BY)
+    with pytest.raises(UserError, match=r"^drafter\.text_tokens=-1: want 0 or more\.$"):
+        drafts_of(FAMILIES[kind][1], model, tmp_path / "one", text_tokens=-1)
 
 
 def test_no_such_folder_is_an_error(model: Model, tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from hydra import compose
 from safetensors.torch import load_file
 
 from harness import hub, preflight
-from harness.config import plain
+from harness.config import called, plain
 from harness.drafters.small_lm import load_small
 from harness.errors import UserError
 from harness.jobs import bench as bench_module
 from harness.memory import held_bytes
 from harness.model.checkpoint import Checkpoint
+from harness.model.embedded import FOLDER
+from harness.model.made import cache_dir
 from harness.model.toy import toy_model
 from harness.plan import held, method_of, positions, size, weight_bytes
 from harness.preflight import missing_of, refusal_by_hub, require
@@ -111,6 +113,30 @@ def test_a_checkpoint_folder_must_be_whole(conf: None, tmp_path: Path) -> None:
     assert missing_of(resolved(*without_slim)) == []
     (folder / "model.safetensors").unlink()
     assert ["model.safetensors does not exist" in line for line in missing_of(resolved(*without_slim))] == [True]
+
+
+def test_a_model_without_weights_has_the_names_of_the_one_with(
+    conf: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are called by them: the mask that ``slim.skip_ratio`` chooses is the run's own."""
+    folder = write_checkpoint(tmp_path / "one")
+    small = ("model=random_llama_1b", "model.config.hidden_size=64", "model.config.intermediate_size=64")
+    small += ("model.config.num_hidden_layers=4", "model.dtype=float32", "model.slim_mask=null")
+    for asked in (
+        ("model=toy",),
+        ("model=embedded", f"model.full={folder}", "model.slim_mask=[0]", "model.dtype=float32"),
+        ("model=embedded", f"model.full={folder}", "model.slim_mask=null", "model.dtype=float32"),
+        (*small, "model.config.num_attention_heads=4", "model.config.num_key_value_heads=2", "model.device=cpu"),
+    ):
+        node = resolved(*asked)["model"]
+        bare, loaded = bare_model(node), called(node)()
+        assert bare is not None
+        for name in ("name", "slug", "folder", "mask_name"):
+            assert getattr(bare, name) == getattr(loaded, name), (asked, name)
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    write_checkpoint(cache_dir() / FOLDER)
+    embedded = bare_model(resolved("model=embedded", "model.slim_mask=null", "model.dtype=float32")["model"])
+    assert embedded is not None and embedded.slug == "embedded"
 
 
 def test_files_of_drafters_are_looked_for_in_every_arm_and_named_once(conf: None, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonpath
 from typing import Any
 
 import matplotlib.style
@@ -15,6 +16,9 @@ from harness.compare import BASELINE
 from harness.report.figures import LEVEL, MARKERS, PAGE_WIDTH, STYLE, colour
 from harness.report.lines import Line, RunReport, lines
 from harness.report.swept import unswept_arms
+
+CROWDED = 36
+"""Letters along an axis above which its labels are turned."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def sweep_figure(cells: Sequence[Cell]) -> Figure:
     found = [(cell, line) for cell in cells for line in lines([cell.report]) if line.arm.arm != BASELINE]
     fixed = unswept_arms([cell.report.settings for cell in cells])
     series: dict[str, tuple[bool, bool]] = {}
+    labels, shared = tick_labels([str(tick) for tick in ticks])
     panels: dict[str, dict[str, list[Mark]]] = {}
     counts: dict[str, int] = {}
     for cell, line in found:
@@ -82,10 +87,10 @@ def sweep_figure(cells: Sequence[Cell]) -> Figure:
             draw(panel, lines_of, looks, span(ticks, numeric))
             panel.set_title(f"{task} (n = {counts[task]} a cell)")
             panel.tick_params(labelbottom=True)
-            panel.set_xticks([float(tick) if numeric else index for index, tick in enumerate(ticks)], map(str, ticks))
-            if not numeric:
+            panel.set_xticks([float(tick) if numeric else index for index, tick in enumerate(ticks)], labels)
+            if not numeric and max(len(part) for label in labels for part in label.split("\n")) * len(ticks) > CROWDED:
                 panel.tick_params(axis="x", rotation=20)
-            panel.set_xlabel(axis)
+            panel.set_xlabel(f"{axis} ({shared}…)" if shared else axis)
         for panel in grid[len(panels) :]:
             panel.set_axis_off()
         for panel in grid[::columns]:
@@ -119,6 +124,22 @@ def look(index: int, lossless: bool, fixed: bool) -> dict[str, Any]:
         "linestyle": "" if fixed else "-",
         "linewidth": 1.1,
     }
+
+
+def tick_labels(ticks: Sequence[str]) -> tuple[list[str], str]:
+    """Lists of names as a name a line, and what all these names begin with, which is left out of them.
+
+    >>> tick_labels(["model_skip30", "model_skip45 + model_skip30"])
+    (['skip30', 'skip45\\n+ skip30'], 'model_')
+    >>> tick_labels(["at_random", "at_once"])
+    (['at_random', 'at_once'], '')
+    """
+    parts = [tick.split(" + ") for tick in ticks]
+    words = [name.replace("_", "/") for names in parts for name in names]
+    shared = commonpath(words).replace("/", "_") + "_" if max(map(len, parts)) > 1 else ""
+    if shared == "_" or not all(name.startswith(shared) for names in parts for name in names):
+        shared = ""
+    return ["\n+ ".join(name.removeprefix(shared) for name in names) for names in parts], shared
 
 
 def span(ticks: Sequence[Any], numeric: bool) -> float:
