@@ -19,7 +19,8 @@ from harness.store import RUN, check_writable, is_finished, read, read_config, r
 
 READING = (
     "B to A: a difference on the same prompts, or with an x a ratio. [95 % bootstrap interval over prompts]; one "
-    "that holds 0, of a ratio 1, tells no difference. A speedup is over the baseline of its own run."
+    "that holds 0, of a ratio 1, tells no difference. A speedup is over the baseline of its own run; prediction and "
+    "ceiling are of all its prompts."
 )
 
 
