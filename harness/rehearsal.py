@@ -85,8 +85,8 @@ def _bare_model(text: str) -> Model | None:
     tokenizer = load_tokenizer(folder, transformer.spec)
     kept = None if node.get("slim_mask") is None else read_mask(node["slim_mask"], transformer.spec.layers)
     transformer = transformer.with_vocabulary(tokenizer.vocab_size)
-    mask_name = None if kept is None else str(node["slim_mask"])
-    return Model(name, transformer, silent(tokenizer), kept, mask_name, slug_of(node["full"]), folder)
+    named = None if kept is None else str(node["slim_mask"])
+    return Model(name, transformer, silent(tokenizer), kept, named, slug_of(node["full"]), folder)
 
 
 def silent(tokenizer: Tokenizer) -> Any:

@@ -120,13 +120,16 @@ def test_a_model_without_weights_has_the_names_of_the_one_with(
 ) -> None:
     """Files are called by them: the mask that ``slim.skip_ratio`` chooses is the run's own."""
     folder = write_checkpoint(tmp_path / "one")
-    small = ("model=random_llama_1b", "model.config.hidden_size=64", "model.config.intermediate_size=64")
-    small += ("model.config.num_hidden_layers=4", "model.dtype=float32", "model.slim_mask=null")
+    small = (
+        *("model=random_llama_1b", "model.config.hidden_size=64", "model.config.intermediate_size=64"),
+        *("model.config.num_hidden_layers=4", "model.config.num_attention_heads=4"),
+        *("model.config.num_key_value_heads=2", "model.dtype=float32", "model.slim_mask=null", "model.device=cpu"),
+    )
     for asked in (
         ("model=toy",),
         ("model=embedded", f"model.full={folder}", "model.slim_mask=[0]", "model.dtype=float32"),
         ("model=embedded", f"model.full={folder}", "model.slim_mask=null", "model.dtype=float32"),
-        (*small, "model.config.num_attention_heads=4", "model.config.num_key_value_heads=2", "model.device=cpu"),
+        small,
     ):
         node = resolved(*asked)["model"]
         bare, loaded = bare_model(node), called(node)()
