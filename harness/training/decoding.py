@@ -25,8 +25,11 @@ from harness.sampling import RandomChooser, Sampling
 from harness.training.replay import DraftedBlock, Replay
 from harness.training.students import Student
 
-FAMILIES: dict[str, Callable[..., Drafter]] = {"small_lm": SmallLM, "eagle": Eagle, "mtp": Mtp, "medusa": Medusa}
-"""Who drafts with the folder of a kind."""
+FAMILIES: dict[str, Callable[..., Drafter]] = {
+    **{"small_lm": SmallLM, "medusa": Medusa},
+    **{"eagle": partial(Eagle, text_tokens=0), "mtp": partial(Mtp, text_tokens=0)},
+}
+"""Who drafts with the folder of a kind; as in training, no token is said but those of its list."""
 
 
 NO_CARD = {"command": "", "data": "", "seed": 0, "seconds": 0.0, "held_out": {}}
