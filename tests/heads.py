@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.drafters import eagle, medusa, mtp, small_lm
 from harness.drafters.base import Drafter
-from harness.drafters.heads import HeadDrafter, HeadTier, text_rows
+from harness.drafters.heads import HeadDrafter, HeadTier
 from harness.drafters.weights import CARD_KEYS, save_drafter
 from harness.model.load import Model, matrices, norms
 from harness.model.tiers import Tiers
@@ -83,8 +83,7 @@ def head_drafter(
         head = build(kind, tensors_of(kind, model.transformer, seed, noise), model.transformer, kept)
         if kind == "medusa":
             return HeadDrafter(kind, medusa.MedusaTier(tiers, head, source), sampling, len(head.blocks))
-        rows = text_rows(model.transformer, head.model, text)
-        return HeadDrafter(kind, HeadTier(tiers, head, source, rows), sampling)
+        return HeadDrafter(kind, HeadTier(tiers, head, source, text), sampling)
 
     return make
 

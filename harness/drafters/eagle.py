@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from harness.drafters.heads import TEXT_TOKENS, Entries, HeadDrafter, HeadTier, text_rows
+from harness.drafters.heads import TEXT_TOKENS, Entries, HeadDrafter, HeadTier
 from harness.drafters.weights import (
     CARD,
     check_head_tokens,
@@ -156,8 +156,8 @@ class Eagle(HeadDrafter):
     ) -> None:
         folder = drafter_folder(path)
         head = read_head(folder, model)
-        text = text_rows(model.transformer, head.model, text_tokens) if (folder / CARD).is_file() else None
-        super().__init__(f"eagle({folder_name(folder)})", HeadTier(tiers, head, features, text), sampling)
+        text_tokens = text_tokens if (folder / CARD).is_file() else 0  # a public head has rows of its own
+        super().__init__(f"eagle({folder_name(folder)})", HeadTier(tiers, head, features, text_tokens), sampling)
 
 
 def read_head(folder: Path, model: Model) -> PlainHead | CopyingHead | FusedHead:

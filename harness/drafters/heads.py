@@ -111,11 +111,10 @@ class TextRows:
         self.clear()
 
     @cached_property
-    def missing(self) -> set[int]:
-        """Tokens without a row; not asked of weights that are shapes alone."""
-        known = self.reduced.weights.head_tokens
-        assert known is not None
-        return set(range(len(self.dense))) - set(known.tolist())
+    def known(self) -> set[int]:
+        """Tokens with a row in the head; not asked of weights that are shapes alone."""
+        assert self.reduced.weights.head_tokens is not None
+        return set(self.reduced.weights.head_tokens.tolist())
 
     def clear(self) -> None:
         self.places: dict[int, int] = {}  # by token, the oldest first
@@ -126,7 +125,7 @@ class TextRows:
         """Take in what has joined the text; where there is no place left the oldest token goes."""
         changed: dict[int, int] = {}
         for token in sequence[self.seen :]:
-            if token in self.missing and token not in self.places:
+            if token not in self.known and token not in self.places:
                 place = len(self.places)
                 if place == len(self.tokens):
                     place = self.places.pop(next(iter(self.places)))
@@ -145,26 +144,24 @@ class TextRows:
         return logits.scatter_reduce(1, self.tokens.expand_as(own), own, "amax")  # free places change nothing
 
 
-def text_rows(verifier: Transformer, head: Transformer, count: int) -> TextRows | None:
-    """None where ``head`` has a row for every token, or ``count`` is 0."""
-    if count < 0:
-        raise UserError(f"drafter.text_tokens={count}: want 0 or more.")
-    return TextRows(verifier, head, count) if count and head.weights.head_tokens is not None else None
-
-
 class HeadTier(Tier):
     """A recurrent head with a cache of its own, one row a token from the second on.
 
     Rows of drafts are made of the head's own outputs and leave the cache when a block is drafted. Rows made of the slim
     tier's features, those from ``solid`` on, are made again once the full tier has been there. So the cache always is
     what it would be if it were filled now.
+
+    A head that has rows for some tokens only may say ``text_tokens`` of the text besides, by the full verifier's rows.
     """
 
-    def __init__(self, tiers: Tiers, head: Head, source: str, text: TextRows | None = None) -> None:
+    def __init__(self, tiers: Tiers, head: Head, source: str, text_tokens: int = 0) -> None:
+        if text_tokens < 0:
+            raise UserError(f"drafter.text_tokens={text_tokens}: want 0 or more.")
+        reduced = head.model.weights.head_tokens is not None
         cache = head.model.new_cache(tiers.cache.capacity)
         super().__init__("draft", head.model, cache, range(head.model.spec.layers), graphs=tiers.graphs)
         self.head = head
-        self.text = text
+        self.text = TextRows(tiers.full.model, head.model, text_tokens) if reduced and text_tokens else None
         self.source = Features(tiers, head.taps, source)
         self.solid = 0
         tiers.others.append(self)

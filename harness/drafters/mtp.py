@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from harness.drafters.heads import TEXT_TOKENS, Entries, HeadDrafter, HeadTier, text_rows
+from harness.drafters.heads import TEXT_TOKENS, Entries, HeadDrafter, HeadTier
 from harness.drafters.weights import drafter_folder, layer_shapes, load_drafter, own_layers, own_spec
 from harness.errors import UserError
 from harness.model.linear import linear, pack
@@ -80,8 +80,7 @@ class Mtp(HeadDrafter):
         folder = drafter_folder(path)
         found = load_drafter(folder, "mtp", model, shapes)
         head = mtp_head(found.config, found.tensors, model.transformer, found.head_tokens)
-        text = text_rows(model.transformer, head.model, text_tokens)
-        super().__init__(f"mtp({folder.name})", HeadTier(tiers, head, features, text), sampling)
+        super().__init__(f"mtp({folder.name})", HeadTier(tiers, head, features, text_tokens), sampling)
 
 
 def shapes(config: Mapping[str, Any], verifier: ModelSpec) -> dict[str, Shape]:

@@ -26,8 +26,10 @@ from harness.training.replay import DraftedBlock, Replay
 from harness.training.students import Student
 
 FAMILIES: dict[str, Callable[..., Drafter]] = {
-    **{"small_lm": SmallLM, "medusa": Medusa},
-    **{"eagle": partial(Eagle, text_tokens=0), "mtp": partial(Mtp, text_tokens=0)},
+    "small_lm": SmallLM,
+    "eagle": partial(Eagle, text_tokens=0),
+    "mtp": partial(Mtp, text_tokens=0),
+    "medusa": Medusa,
 }
 """Who drafts with the folder of a kind; as in training, no token is said but those of its list."""
 
